@@ -176,11 +176,11 @@ def replay_evaluate(stored: Path, question: Question, results: Path, *, is_writt
 
 def replay_report(results: Path, *, is_written: bool) -> int:
     """Tables from the records alone; written with the figures where asked to."""
-    from harness.studies.replay.tables import frame, markdown, read_records, write_tables
+    from harness.studies.replay.tables import markdown, read_records, write_tables
 
     records = read_records(replay_folder(results))
     if not is_written:
-        print(markdown(records, frame(records)))
+        print(markdown(records))
         return 0
     from harness.studies.replay.figure import draw
 

@@ -147,8 +147,8 @@ def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | 
 
 def _break_even(found: Sequence[RunResult], sweep: Sweep, results: Path, only: str | None) -> list[Path]:
     """Table and figure of where a precision pays; nothing for a sweep with one size and one length."""
-    from harness.studies import break_even
+    from harness.studies.break_even.report import write
 
     tables = None if only == "figures" else tables_folder(results)
     figures = None if only == "tables" else figures_folder(results, sweep.name)
-    return break_even.write(found, tables, figures, sweep.name, sweep.control)
+    return write(found, tables, figures, sweep.name, sweep.control)

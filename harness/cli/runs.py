@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from harness.cli.options import add_results, always, never
+from harness.foundation.number_cell import number_cell
 from harness.foundation.text_table import text_table
 
 LEGEND = """\
@@ -70,15 +71,11 @@ def runs_table(results: Path, sweep: str) -> str:
     for arm in arms:
         rows.append((arm.label, *[""] * (len(head) - 1)))
         rows += [
-            (f"  {run.name}", str(run.base_seed), str(run.seed), run.status, _digits(run.summary.get("auc")),
-             _digits(run.summary.get("final_accuracy")), (run.ended_at or "-")[:10], run.run_id)
+            (f"  {run.name}", str(run.base_seed), str(run.seed), run.status, number_cell(run.summary.get("auc")),
+             number_cell(run.summary.get("final_accuracy")), (run.ended_at or "-")[:10], run.run_id)
             for run in arm.runs
         ]  # fmt: skip
     scores = [cells(row) for row in task_scores(runs)]
     asked = f"\n\n{text_table(HEAD, scores)}\n\n{ASKED}" if scores else ""
     left = "".join(f"\nleft alone: {problem}" for problem in problems)
     return f"{text_table(head, rows)}\n\n{LEGEND}{asked}{left}"
-
-
-def _digits(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

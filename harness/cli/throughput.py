@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.cli.options import add_results, add_write, minutes, positive
+from harness.records.paths import throughput_folder
 
 if TYPE_CHECKING:
     from harness.studies.throughput.plan import EngineSpec, Sweep
-
-H200_GIB = 139.8
-"""Memory of the device that estimates are made for, where none is there to ask."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +61,7 @@ def throughput(
     from tqdm import tqdm
 
     from harness.studies.throughput.plan import engine_specs, read_only, read_sweep, todo
-    from harness.studies.throughput.records import folder_of, read_records
+    from harness.studies.throughput.records import read_records
 
     sweep = read_sweep(name)
     records = read_records(results, sweep)
@@ -91,7 +89,7 @@ def throughput(
 
         drive(sweep, queue, results, gpus, deadline_s, tell)
     left = todo(sweep, read_records(results, sweep), wanted, is_retried=is_retried)
-    folder = folder_of(results, sweep.name)
+    folder = throughput_folder(results, sweep.name)
     print(f"{sweep.name}: {len(left)} of {len(wanted)} engines still lack something; results in {folder}")
     return 1 if left else 0
 
@@ -119,11 +117,11 @@ def _dry_run(
     num_gpus: int,
 ) -> int:
     """List of what is missing, per engine, with the estimate of its cache and of its time."""
-    from harness.studies.throughput.estimates import expected_s, kv_tokens_expected
+    from harness.studies.throughput.estimates import DEVICE_GIB, expected_s, kv_tokens_expected
     from harness.studies.throughput.plan import missing
     from harness.studies.throughput.settled import SPREAD
 
-    device_gib = sweep.memory_gib or H200_GIB
+    device_gib = sweep.memory_gib or DEVICE_GIB
     total, num_again = 0.0, 0
     for spec in wanted:
         keys = missing(sweep, spec, records.get(spec.stem))

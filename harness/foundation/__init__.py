@@ -10,6 +10,7 @@ life.py             signs of life of a cell between its steps
 local_port.py       ports that are free for a server
 lock_file.py        lock files that processes wait for
 markdown_table.py   tables of Markdown, for pages of results
+number_cell.py      numbers as cells of tables, a dash where there is none
 own_process.py      a module of this project started in a Python process of its own
 process_log.py      the line of a dead process's log that names the error
 progress_bar.py     a bar on the terminal over things that take a while

@@ -5,6 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 
+def now() -> str:
+    """The stamp of this moment, UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def moment(stamp: str) -> datetime:
     """The moment of a stamp; one without a zone is UTC. Raises ValueError for what is no ISO 8601 time."""
     try:

@@ -191,6 +191,11 @@ class RunResult(_Record):
         return self.base, self.seed
 
 
+def accuracies(evals: Iterable[EvalRecord], site: str) -> list[tuple[int, float]]:
+    """(step, accuracy) of the evaluations at a site ("reference" or "rollout"), by step."""
+    return sorted((e.step, e.accuracy) for e in evals if e.site == site and e.accuracy is not None)
+
+
 def write_result(
     folder: Path, result: RunResult, series: Sequence[Row] | bytes | None, write_file: WriteFile | None = None
 ) -> Path:
@@ -338,7 +343,7 @@ def summarise(series: Sequence[Row], evals: Sequence[EvalRecord]) -> dict[str, f
     """
     summary: dict[str, float | None] = {}
     for site, suffix in (("reference", ""), ("rollout", "_rollout")):
-        curve = sorted((e.step, e.accuracy) for e in evals if e.site == site and e.accuracy is not None)
+        curve = accuracies(evals, site)
         after = [accuracy for step, accuracy in curve if step > 0]
         summary[f"base_accuracy{suffix}"] = curve[0][1] if curve and curve[0][0] == 0 else None
         summary[f"auc{suffix}"] = fmean(after) if after else None

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import number_cell
 from harness.records import stats
 from harness.records.arms import Arm, control_of, label, scored
 from harness.records.run_result import RunResult
@@ -96,7 +97,7 @@ def table(arms: Sequence[Arm], control: str) -> str:
 def _cells(row: Compared, adjusted: float) -> tuple[str, ...]:
     return (
         row.arm.label, row.against.label, str(len(row.own)), _words(row.own), _words(row.other),
-        f"{row.test.excess:+.1f}", *("-" if math.isnan(p) else f"{p:.3f}" for p in (row.test.p, adjusted)),
+        f"{row.test.excess:+.1f}", number_cell(row.test.p), number_cell(adjusted),
     )  # fmt: skip
 
 

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import number_cell
 from harness.records import stats
 from harness.records.arms import rank
 from harness.records.run_result import RunResult
 from harness.records.sweep_file import BASELINES, ENDPOINTS
 from harness.report.leaderboard import contrasts, leaderboard
-from harness.report.tables import MARKS, difference_cell, interval_cell, number_cell, verdict_words
+from harness.report.tables import MARKS, difference_cell, interval_cell, verdict_words
 from methods import METHODS
 
 Row = Mapping[str, Any]

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import number_cell, with_interval
 from harness.records import stats
 from harness.records.arms import arm_labels, group_arms, label
 from harness.records.run_result import RunResult, base_names, write_atomic
@@ -252,20 +253,9 @@ def _marks(board: pd.DataFrame, form: str = "{}") -> list[str]:
     return [f"{form.format(mark)} {text}" for column, (mark, text) in MARKS.items() if any(board[column])]
 
 
-def number_cell(value: float, form: str = ".3f") -> str:
-    """A number in a form, "-" where there is none."""
-    return "-" if value is None or math.isnan(value) else format(value, form)
-
-
 def interval_cell(name: str) -> Callable[[Row], str]:
     """`0.521 [0.45, 0.59]` of a row; the mean alone where it has no interval."""
-
-    def show(row: Row) -> str:
-        if math.isnan(row[f"{name}_low"]):
-            return number_cell(row[name])
-        return f"{row[name]:.3f} [{row[f'{name}_low']:.2f}, {row[f'{name}_high']:.2f}]"
-
-    return show
+    return lambda row: with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], ".3f", ".2f")
 
 
 def _short_difference(row: Row) -> str:
@@ -279,23 +269,12 @@ def _short_difference(row: Row) -> str:
 def difference_cell(prefix: str = "") -> Callable[[Row], str]:
     """`+0.021 [-0.05, +0.09]` of a row; the mean alone where it has no interval."""
     name = f"{prefix}difference"
-
-    def show(row: Row) -> str:
-        if math.isnan(row[f"{name}_low"]):
-            return number_cell(row[name], "+.3f")
-        return f"{row[name]:+.3f} [{row[f'{name}_low']:+.2f}, {row[f'{name}_high']:+.2f}]"
-
-    return show
+    return lambda row: with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], "+.3f", "+.2f")
 
 
 def _chance(name: str) -> Callable[[Row], str]:
-    def show(row: Row) -> str:
-        if math.isnan(row[name]):
-            return "-"
-        low, high = ("low", "high") if name == "probability" else (f"{name}_low", f"{name}_high")
-        return f"{row[name]:.2f} [{row[low]:.2f}, {row[high]:.2f}]"
-
-    return show
+    low, high = ("low", "high") if name == "probability" else (f"{name}_low", f"{name}_high")
+    return lambda row: with_interval(row[name], row[low], row[high], ".2f")
 
 
 def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:

@@ -22,7 +22,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from harness.config.load import parse, run_id
 from harness.config.schema import Launch, RunConfig
 from harness.foundation import life, provenance
 from harness.foundation.state_files import load_or_set_aside, save_state, set_aside
+from harness.foundation.time_stamp import now
 from harness.records import paths
 from harness.records.run_result import Row, RunResult, read_result, write_result
 from harness.records.statuses import FINISHED
@@ -86,7 +86,7 @@ def run_cell(
 ) -> RunResult:
     """Train one cell to its end and write its result; resumes from the cell's own state. Raises Cancelled, and
     ValueError where the results folder cannot be written."""
-    started, began = datetime.now(UTC), time.perf_counter()
+    started, began = now(), time.perf_counter()
     work = work_folder(launch, run_id(config))
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -128,8 +128,8 @@ def run_cell(
     total = sum(v or 0.0 for name, v in result.time_s.items() if name != "total")
     result = result.model_copy(
         update={
-            "started_at": started.isoformat(timespec="seconds"),
-            "ended_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "started_at": started,
+            "ended_at": now(),
             "time_s": result.time_s | {"total": max(total, time.perf_counter() - began)},
             "retries": [*result.retries, *notes],
         }

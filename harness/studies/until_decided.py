@@ -86,10 +86,7 @@ def until_decided(planned: Planned, launch: Launch, run: Run, say: Callable[[str
     failed cell gets no further seed, and neither do the arms of a failed control.
     """
     results, until = Path(launch.results), _rule(planned.sweep)
-    kept = read_looks(results, launch.sweep)
-    if kept is None or kept.until != until:  # a rule with fewer looks does not lift the level of what was looked at
-        level = min(look_level(until), kept.level if kept else 1.0)
-        kept = Looks(sweep=launch.sweep, until=until, level=level, looks=kept.looks if kept else ())
+    kept = _looks(launch, until)
     write_looks(results, kept)
     failed, has_run = dict[str, RunResult](), False
     impossible = tuple(found for found in planned.impossible if found[0].seed in planned.sweep.seeds[: until.first])
@@ -122,12 +119,12 @@ def until_decided(planned: Planned, launch: Launch, run: Run, say: Callable[[str
 
 
 def preview(planned: Planned, launch: Launch, say: Callable[[str], None] = print) -> list[RunConfig]:
-    """Print the look at what is finished here and in other sweeps, and return the cells that would run next. Writes
-    nothing."""
+    """Print the look at what is finished here and in other sweeps, at the level that `until_decided` judges at, and
+    return the cells that would run next. Writes nothing."""
     until, known = _rule(planned.sweep), stored(launch, planned.cells)
     missing = [cell for cell in planned.cells if run_id(cell) not in known]
     taken = [found for _, found in elsewhere(missing, launch)]
-    state = current(planned, [*known.values(), *taken], look_level(until))
+    state = current(planned, [*known.values(), *taken], _looks(launch, until).level)
     if state.is_look:
         say(table([_line(row, until) for row in state.rows]))
         say(f"next: {len(state.cells)} cells" if state.cells else f"nothing to run: {why_stopped(state.rows)}")
@@ -155,14 +152,18 @@ def current(
     for arm in judged_arms:
         reference, found = judged[arm.label].control, judged[arm.label].ranking
         key, control = own[arm.label], None if reference is None else own[reference.label]
-        if key is not None:
+        if key is None:
+            continue
+        seeds = len(done[key])
+        if found.verdict == "control":
             step: Step = "control"
-            seeds = len(done[key])
-            if found.verdict != "control":
-                step = stats.next_step(found, len(done[key]), len(arms[key]), until.hopeless)
-            if found.verdict != "control" and (control is None or not {key, control}.isdisjoint(failed)):
-                step = "no control" if control is None else "failed"
-            rows.append(Row(arm=arm.label, key=key, control=control, seeds=seeds, found=found, step=step))
+        elif control is None:
+            step = "no control"
+        elif not {key, control}.isdisjoint(failed):
+            step = "failed"
+        else:
+            step = stats.next_step(found, seeds, len(arms[key]), until.hopeless)
+        rows.append(Row(arm=arm.label, key=key, control=control, seeds=seeds, found=found, step=step))
     wanted = _before_look(arms, done, rows, until, failed)
     is_look = bool(rows) and not wanted
     if is_look:
@@ -172,6 +173,16 @@ def current(
                    and seed in arms[row.control] and seed not in done[row.control]}  # fmt: skip
     cells = tuple(cell for cell in planned.cells if (key_of(cell), cell.seed) in wanted)
     return State(rows=tuple(rows), cells=cells, is_look=is_look)
+
+
+def _looks(launch: Launch, until: Until) -> Looks:
+    """The record of a sweep's looks under a rule, where there is none a new one. A rule with fewer looks than that of
+    the record does not lift the level of what was looked at."""
+    kept = read_looks(Path(launch.results), launch.sweep)
+    if kept is not None and kept.until == until:
+        return kept
+    level = min(look_level(until), kept.level if kept else 1.0)
+    return Looks(sweep=launch.sweep, until=until, level=level, looks=kept.looks if kept else ())
 
 
 def _rule(sweep: Sweep) -> Until:

@@ -187,6 +187,20 @@ def test_a_rule_with_fewer_looks_does_not_lift_the_level(tmp_path: Path) -> None
     assert level_of(tmp_path, "test") < level
 
 
+def test_a_preview_judges_at_the_level_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = small_launch(tmp_path)
+    start(launch, ToyRunner(), toy_sweep(max_seeds=20))
+    judge, levels = study.current, list[float]()
+
+    def spied(planned: Planned, results: list[RunResult], level: float) -> study.State:
+        levels.append(level)
+        return judge(planned, results, level)
+
+    monkeypatch.setattr(study, "current", spied)
+    study.preview(plan(study.with_all_seeds(toy_sweep(max_seeds=4))), launch, lambda line: None)
+    assert levels == [level_of(tmp_path, "test")]
+
+
 def test_an_arm_without_a_control_is_given_up(tmp_path: Path) -> None:
     sweep = replace(toy_sweep(), control="fp16")
     found, _ = start(small_launch(tmp_path), runner := ToyRunner(), sweep)

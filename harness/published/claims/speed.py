@@ -8,7 +8,8 @@ from pathlib import Path
 
 from harness.foundation.span import span
 from harness.published.claims.kinds import Speed, Test
-from harness.studies.throughput.factors import Factor, Records, factor_at
+from harness.studies.throughput.factors import Factor, factor_at
+from harness.studies.throughput.map_cells import Records
 from harness.studies.throughput.plan import Sweep, read_sweep
 from harness.studies.throughput.records import read_records
 from harness.sweep import SWEEPS

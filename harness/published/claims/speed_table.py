@@ -13,8 +13,9 @@ from harness.published.claims.estimates import ClaimEstimate, estimate
 from harness.published.claims.kinds import Speed
 from harness.published.claims.schema import CLAIMS, Claims, read_claims
 from harness.published.claims.speed import Map, answer
+from harness.studies.throughput.map_cells import Records
 from harness.studies.throughput.plan import Sweep
-from harness.studies.throughput.tables import NONE, Records, Rows
+from harness.studies.throughput.tables import NONE, Rows
 
 
 @dataclass(frozen=True, kw_only=True)

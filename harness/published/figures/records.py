@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from harness.records.arms import Arm, group_arms, scored
 from harness.records.folder import Series, all_sweeps, load_series, place_of, read_place
 from harness.records.packed import read_packed_series
-from harness.records.run_result import Pair, RunResult
+from harness.records.run_result import Pair, RunResult, accuracies
 from harness.report.scores import score_arm
 
 
@@ -122,8 +122,8 @@ def accuracy_at(arm: Arm, site: str, last: bool) -> dict[Pair, float]:
     def read(run: RunResult) -> float | None:
         if last and run.status == "diverged":
             return 0.0
-        records = sorted((r.step, r.accuracy) for r in run.evals if r.site == site and r.accuracy is not None)
-        return records[-1 if last else 0][1] if records else None
+        curve = accuracies(run.evals, site)
+        return curve[-1 if last else 0][1] if curve else None
 
     return value_of(arm, read)
 

@@ -41,6 +41,7 @@ from harness.records.stats.intervals import (
     iqm,
     mean,
     mean_interval,
+    percentiles,
     resample,
 )
 from harness.records.stats.looks import Step, chance_to_decide, crossing_chance, level_per_look, next_step
@@ -78,6 +79,6 @@ __all__ = [
     "Strata", "Verdict", "bootstrap", "chance_to_decide", "collapse_rate", "components", "contrast", "crossed",
     "crossing_chance", "decide", "difference", "fall", "false_discovery", "fit_prior", "further_seeds", "has_signal",
     "holm", "improvement", "iqm", "is_collapsed", "is_decided", "judge", "kind", "level_per_look", "log_rank",
-    "mcnemar", "mean", "mean_interval", "moderated", "next_step", "on_bases", "outcome", "paired", "rate", "resample",
-    "run_noise", "sign_flip_p", "sign_test_p", "verdict", "won",
+    "mcnemar", "mean", "mean_interval", "moderated", "next_step", "on_bases", "outcome", "paired", "percentiles",
+    "rate", "resample", "run_noise", "sign_flip_p", "sign_test_p", "verdict", "won",
 ]  # fmt: skip

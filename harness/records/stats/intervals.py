@@ -89,6 +89,15 @@ def mean_interval(values: Floats, clusters: Sequence[str], level: float = LEVEL)
     return centre - width, centre + width
 
 
+def percentiles(draws: Floats) -> tuple[float, float]:
+    """2.5 and 97.5 % of [N] resampled values, infinite ones counted as the largest and NaN left out; NaN where none is
+    a number."""
+    known, tail = np.sort(draws[~np.isnan(draws)]), (1 - LEVEL) / 2
+    if not len(known):
+        return math.nan, math.nan
+    return float(known[int(tail * len(known))]), float(known[int((1 - tail) * len(known))])
+
+
 def _question_share(scores: Floats) -> float:
     """Root of the part of the variance between question means that is not answer noise; 1 for a single seed.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.records.arms import Arm, scored
 from harness.records.folder import Series
-from harness.records.run_result import Base
+from harness.records.run_result import Base, accuracies
 from harness.records.stats import Floats
 
 
@@ -54,7 +54,7 @@ def over_steps(
 
 def over_evaluations(arm: Arm, site: Literal["reference", "rollout"]) -> Band:
     """Accuracy at every evaluation, step 0 included."""
-    runs = [{r.step: r.accuracy for r in run.evals if r.site == site and r.accuracy is not None} for run in scored(arm)]
+    runs = [dict(accuracies(run.evals, site)) for run in scored(arm)]
     steps = sorted({step for run in runs for step in run})
     values = np.array([[run.get(step, np.nan) for step in steps] for run in runs]).reshape(len(runs), len(steps))
     last = [

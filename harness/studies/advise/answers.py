@@ -11,6 +11,7 @@ A recipe is a speed and an accuracy of the same format, in the order of `recipes
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,4 +76,4 @@ def write_answers(found: Mapping[str, Any], tables: Path) -> Path:
 
 
 def _number(value: float) -> float | None:
-    return None if value != value else float(f"{value:.6g}")
+    return None if math.isnan(value) else float(f"{value:.6g}")

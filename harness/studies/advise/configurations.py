@@ -1,12 +1,10 @@
-"""Ready configurations of a recipe: our command, verl's keys and TRL's arguments, or why there is none.
+"""Ready configurations of a recipe: our command, verl's keys and TRL's arguments. What cannot do it raises ValueError.
 
 Keys are those of verl 0.9.1 and TRL 1.16.0. verl's `quantization=fp8` is block FP8 (weights in blocks of 128 x 128).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from harness.config.load import of_folder
@@ -22,15 +20,6 @@ GROUP = 8
 KV8 = "+kv8"
 VERL_FP8 = "fp8_block"
 """The format that verl's quantization=fp8 stands for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Configuration:
-    """Values for one framework."""
-
-    values: Mapping[str, Any] | None
-    """None where the framework cannot do the recipe."""
-    reason: str = ""
 
 
 def ours(question: Question, precision: str, correction: str, folder: str = "FOLDER") -> list[str]:
@@ -49,13 +38,12 @@ def ours(question: Question, precision: str, correction: str, folder: str = "FOL
     ]  # fmt: skip
 
 
-def verl(question: Question, precision: str, correction: str, ways: int = 1) -> Configuration:
-    """Dotted keys of verl's own configuration; `ways`: GPUs of an engine."""
+def verl(question: Question, precision: str, correction: str, ways: int = 1) -> dict[str, Any]:
+    """Dotted keys of verl's own configuration, with their values; `ways`: GPUs of an engine. Raises ValueError for a
+    format that verl does not sample in."""
     base, is_kv8 = precision.removesuffix(KV8), precision.endswith(KV8)
     if base not in ("bf16", VERL_FP8):
-        return Configuration(
-            values=None, reason=f"its rollout.quantization takes fp8 and torchao, not {base}; our trainer=verl does it"
-        )
+        raise ValueError(f"its rollout.quantization takes fp8 and torchao, not {base}; our trainer=verl does it")
     group, at = group_of(question.batch), "actor_rollout_ref.rollout."
     values: dict[str, Any] = {
         "algorithm.adv_estimator": "grpo",
@@ -74,29 +62,24 @@ def verl(question: Question, precision: str, correction: str, ways: int = 1) -> 
     }  # fmt: skip
     if is_kv8:
         values["+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype"] = "fp8"
-    return Configuration(values=values)
+    return values
 
 
-def trl(question: Question, precision: str, correction: str, ways: int = 1) -> Configuration:
-    """Arguments of TRL's `GRPOConfig`; `ways`: GPUs of an engine."""
+def trl(question: Question, precision: str, correction: str, ways: int = 1) -> dict[str, Any]:
+    """Arguments of TRL's `GRPOConfig`; `ways`: GPUs of an engine. Raises ValueError for every format but BF16."""
     if precision != "bf16":
-        return Configuration(values=None, reason="GRPOConfig has no argument for a quantized rollout of a BF16 model")
+        raise ValueError("GRPOConfig has no argument for a quantized rollout of a BF16 model")
     group = group_of(question.batch)
     own = max(1, question.batch // question.gpus)
-    return Configuration(values={
+    return {
         "use_vllm": True, "vllm_mode": "colocate", "vllm_tensor_parallel_size": ways, "vllm_enable_sleep_mode": True,
         "max_completion_length": question.length, "num_generations": group, "temperature": 1.0,
         "per_device_train_batch_size": 1, "gradient_accumulation_steps": own, "bf16": True,
         "vllm_importance_sampling_correction": correction != NONE,
         "vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": CAP,
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 def group_of(batch: int) -> int:
     """Answers to a prompt: the largest of 8, 4 and 2 that divides the batch, else all of it."""
     return next((n for n in (GROUP, GROUP // 2, GROUP // 4) if batch % n == 0), batch)
-
-
-def shown(value: Any) -> str:
-    """A value as Hydra reads it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
+from harness.config.load import quoted
 from harness.foundation.text_table import text_table
 from harness.studies.advise.accuracy import STANDINGS
-from harness.studies.advise.configurations import Configuration, ours, shown, trl, verl
+from harness.studies.advise.configurations import ours, trl, verl
 from harness.studies.advise.question import DEPLOY, Question
 from harness.studies.advise.recipes import Advice, Recipe
 from harness.studies.advise.speed import Speed, placement
@@ -48,9 +48,7 @@ def cells(recipe: Recipe) -> tuple[str, ...]:
 
 def explained(recipe: Recipe) -> list[str]:
     """The sources of a recipe's numbers."""
-    found = [f"{recipe.name}:"]
-    found.append(f"  step: {recipe.speed.words}")
-    return [*found, f"  accuracy: {recipe.accuracy.words}"]
+    return [f"{recipe.name}:", f"  step: {recipe.speed.words}", f"  accuracy: {recipe.accuracy.words}"]
 
 
 def speed_words(found: Speed) -> str:
@@ -64,24 +62,19 @@ def configurations(question: Question, recipe: Recipe) -> str:
     """The three configurations of a recipe, or why there is none."""
     at = placement(question, recipe.precision)
     ways = 1 if at is None else at.ways
-    lines = [f"# {recipe.name}", "", "## lowbit", ""]
-    try:
-        lines.append("lowbit run " + " ".join(ours(question, recipe.precision, recipe.correction)))
-    except ValueError as error:
-        lines.append(f"none: {error}")
-    lines += ["", "## verl 0.9.1, on top of your own keys", ""]
-    lines += _values(verl(question, recipe.precision, recipe.correction, ways), lambda k, v: f"{k}={shown(v)}")
-    lines += ["", "## TRL 1.16.0, arguments of GRPOConfig", ""]
-    lines += _values(trl(question, recipe.precision, recipe.correction, ways), lambda k, v: f"{k}={v!r},")
+    what = (question, recipe.precision, recipe.correction)
+    written: dict[str, Callable[[], list[str]]] = {
+        "lowbit": lambda: ["lowbit run " + " ".join(ours(*what))],
+        "verl 0.9.1, on top of your own keys": lambda: [f"{k}={quoted(v)}" for k, v in verl(*what, ways).items()],
+        "TRL 1.16.0, arguments of GRPOConfig": lambda: [f"{k}={v!r}," for k, v in trl(*what, ways).items()],
+    }
+    lines = [f"# {recipe.name}"]
+    for title, write in written.items():
+        try:
+            lines += ["", f"## {title}", "", *write()]
+        except ValueError as error:
+            lines += ["", f"## {title}", "", f"none: {error}"]
     return "\n".join(lines)
-
-
-def _values(found: Configuration, line: Callable[[str, Any], str]) -> Iterator[str]:
-    if found.values is None:
-        yield f"none: {found.reason}"
-        return
-    for key, value in found.values.items():
-        yield line(key, value)
 
 
 def _shared(recipes: Sequence[Recipe], head: str, of: Callable[[Recipe], Sequence[str]]) -> Iterator[str]:

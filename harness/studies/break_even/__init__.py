@@ -16,9 +16,3 @@ cost, so what counts is the whole step. Evaluation is left out: it is how we loo
 the embedded engine, which emulates formats in torch and is slower in them by construction. Runs that could share a
 GPU have steps to an accuracy alone, no speeds: their seconds are those of whatever ran beside them.
 """
-
-from harness.studies.break_even.costs import StepCost, step_cost
-from harness.studies.break_even.laws import Law, Speedup, crossing, fit, fit_speedup
-from harness.studies.break_even.report import write
-
-__all__ = ["Law", "Speedup", "StepCost", "crossing", "fit", "fit_speedup", "step_cost", "write"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from harness.records.stats import Floats
+from harness.records.stats import percentiles
 from harness.studies.break_even.costs import StepCost
 from harness.studies.break_even.laws import LENGTH_REACH, SIZE_REACH, Speedup, crossing
 from harness.studies.break_even.time_to_accuracy import Race
@@ -63,24 +64,19 @@ def crossings_of(speedup: Speedup, boots: Sequence[Speedup], costs: Sequence[Ste
         low, high, at = min(values), max(values), max(others)
         if high < 1.2 * low:
             continue
-
-        def along(x: Floats, of: Speedup = speedup, axis: str = axis, at: float = at) -> Floats:
-            held = np.full_like(x, at)
-            return of(x, held) if axis == "size" else of(held, x)
-
         reach = high * factor
-        ends = [crossing(lambda x, of=of: along(x, of), low, reach) for of in boots]
-        known = np.sort([math.inf if end is None else end for end in ends])
+        ends = [crossing(partial(of.along, axis, at), low, reach) for of in boots]
+        spread_low, spread_high = percentiles(np.array([math.inf if end is None else end for end in ends]))
         found.append(
             Crossing(
                 axis=axis,
                 at=at,
                 measured=(low, high),
                 reach=reach,
-                value=crossing(along, low, reach),
-                low=float(known[int(0.025 * len(known))]),
-                high=float(known[int(0.975 * len(known))]),
-                best=float(along(np.geomspace(low, reach, 60)).max()),
+                value=crossing(partial(speedup.along, axis, at), low, reach),
+                low=spread_low,
+                high=spread_high,
+                best=float(speedup.along(axis, at, np.geomspace(low, reach, 60)).max()),
             )
         )
     return found

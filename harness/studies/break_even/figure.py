@@ -13,9 +13,9 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from harness.report.plots.colours import BLUE, INK, REFERENCE, STRIPE, VERMILION
 from harness.report.plots.profiles import BASELINE
 from harness.report.plots.save import save_png
-from harness.report.plots.style import INK
 from harness.studies.break_even.answer import Answer
 from harness.studies.break_even.laws import LENGTH_REACH, SIZE_REACH
 
@@ -97,17 +97,16 @@ def _map(ax: Axes, answer: Answer, top: float) -> Any:
 def _curve(ax: Axes, answer: Answer) -> None:
     line = answer.crossings[0]
     x = np.geomspace(line.measured[0], line.reach, 100)
-    held = np.full_like(x, line.at)
-    y = answer.speedup(x, held) if line.axis == "size" else answer.speedup(held, x)
+    y = answer.speedup.along(line.axis, line.at, x)
     inside = x <= line.measured[1]
-    ax.plot(x[inside], y[inside], color="#0072B2")
-    ax.plot(x[~inside], y[~inside], color="#0072B2", linestyle=":")
+    ax.plot(x[inside], y[inside], color=BLUE)
+    ax.plot(x[~inside], y[~inside], color=BLUE, linestyle=":")
     at = 0 if line.axis == "size" else 1
     ax.plot([m[at] for m in answer.measured], [m[2] for m in answer.measured], "o", color=INK, markersize=3.5)
-    ax.axhline(1.0, color="#707070", linewidth=0.8, linestyle="--")
-    ax.axvspan(line.measured[1], line.reach, color="#F3F3F3", linewidth=0, zorder=0)
+    ax.axhline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
+    ax.axvspan(line.measured[1], line.reach, color=STRIPE, linewidth=0, zorder=0)
     if line.value is not None:
-        ax.axvline(line.value, color="#D55E00", linewidth=1.0)
+        ax.axvline(line.value, color=VERMILION, linewidth=1.0)
     ax.set_xscale("log")
     marks = sorted({float(f"{m[at]:.2g}") for m in answer.measured})
     ax.set_xticks(marks, labels=[f"{mark:.3g}" for mark in marks])

@@ -24,7 +24,7 @@ from harness.studies.break_even.laws import fit_speedup
 from harness.studies.stage_rates import ARMS, RATES, Measured, adam_s, push_s, read_measured, training_s
 from harness.studies.throughput.cost import generation_s
 from harness.studies.throughput.plan import read_sweep
-from harness.studies.throughput.shapes import shape_of
+from harness.studies.throughput.shapes import in_order, shape_of
 from harness.studies.throughput.waiting import host_bound_cells
 
 NAME = "break_even_h200"
@@ -157,7 +157,7 @@ def report(results: Path, batches: Sequence[int] = (64, 256)) -> tuple[str, dict
         if batch not in plan.batches:
             raise ValueError(f"batch={batch} was not measured; valid: {', '.join(map(str, plan.batches))}")
     found = read_measured(results, plan)
-    sizes = sorted(plan.sizes, key=lambda size: num_parameters(shape_of(size)))
+    sizes = in_order(plan.sizes)
     lines, found_by_batch = [HEAD.format(prompt=plan.prompt)], dict[int, list[Answer]]()
     for batch in batches:
         costs = table_of(found, sizes, plan.lengths, batch=batch, prompt=plan.prompt)

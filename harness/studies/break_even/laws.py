@@ -3,19 +3,18 @@
     seconds = f + a L + b N L + c L^2        (generation, and all that touches every token)
     seconds = f + b N                        (the push of weights, and everything where only sizes vary)
 
-All coefficients are at least 0, so a law grows with size and length and is safe to extend. Fitted to relative errors,
-by trying every subset of the terms: with four terms the least squares under a sign are exact that way. A term that the
-data cannot tell (one size only, two lengths only) is left out. Source of the form: a decoding step reads all weights
-once (N) and a cache that grows with the response (L), beside a fixed overhead.
+All coefficients are at least 0, so a law grows with size and length and is safe to extend. Fitted to relative errors.
+A term that the data cannot tell (one size only, two lengths only) is left out. Source of the form: a decoding step
+reads all weights once (N) and a cache that grows with the response (L), beside a fixed overhead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
+from scipy.optimize import nnls
 
 from harness.records.stats import Floats
 from harness.studies.break_even.costs import STAGES, StepCost
@@ -54,19 +53,9 @@ def fit(sizes: Floats, lengths: Floats, seconds: Floats, stage: str = "generate"
         names += ["L"] + (["NL"] if n_sizes > 1 else []) + (["LL"] if n_lengths > 2 else [])
     weight = 1 / np.maximum(seconds, 1e-9)
     design = np.stack([TERMS[name](sizes, lengths) * weight for name in names], axis=1)
-    best: tuple[float, dict[str, float]] | None = None
-    for count in range(len(names), 0, -1):
-        for chosen in combinations(range(len(names)), count):
-            columns = design[:, chosen]
-            scale = np.linalg.norm(columns, axis=0)
-            found = np.linalg.lstsq(columns / scale, np.ones(len(seconds)), rcond=None)[0] / scale
-            error = float(np.sum((columns @ found - 1) ** 2))
-            if (found >= 0).all() and (best is None or error < best[0] - 1e-12):
-                best = error, {names[i]: float(c) for i, c in zip(chosen, found, strict=True)}
-        if best is not None and count == len(names):
-            break  # the least squares without a sign have none to lose
-    assert best is not None  # one positive column always fits with a positive coefficient
-    return Law(coefficients=best[1])
+    scale = np.linalg.norm(design, axis=0)
+    found = nnls(design / scale, np.ones(len(seconds)))[0] / scale
+    return Law(coefficients=dict(zip(names, found.tolist(), strict=True)))
 
 
 def _rounded(lengths: Floats) -> Floats:
@@ -84,6 +73,11 @@ class Speedup:
     def __call__(self, size: Floats, length: Floats) -> Floats:
         costs = [np.sum([law(size, length) for law in laws.values()], axis=0) for laws in (self.control, self.arm)]
         return costs[0] / costs[1]
+
+    def along(self, axis: str, at: float, x: Floats) -> Floats:
+        """The speedup over [n] values `x` of one axis ("size" or "length"), the other held at `at`."""
+        held = np.full_like(x, at)
+        return self(x, held) if axis == "size" else self(held, x)
 
 
 def fit_speedup(arm: Sequence[StepCost], control: Sequence[StepCost]) -> Speedup:

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from harness.records.arms import Arm
-from harness.records.run_result import RunResult
-from harness.records.stats import Floats
+from harness.records.run_result import RunResult, accuracies
+from harness.records.stats import Floats, percentiles
 from harness.records.statuses import FINISHED
 
 GAIN = 0.9
 """The target: this share of what the control gains on a base from its start to its end."""
+DRAWS = 1000
+"""Resamples of the bases, which give a ratio its interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class Race:
     high: float
 
 
-def race(arm: Arm, control: Arm, rng: np.random.Generator, draws: int = 1000) -> Race | None:
+def race(arm: Arm, control: Arm, rng: np.random.Generator) -> Race | None:
     """The race on the bases that both have and where the control gains; None where there is no such base, or where
     fewer than half of the control's runs arrive. The interval resamples bases."""
     curves, others = _by_base(arm), _by_base(control)
@@ -57,12 +59,12 @@ def race(arm: Arm, control: Arm, rng: np.random.Generator, draws: int = 1000) ->
 
     every = range(len(targets))
     steps, control_steps = medians(every)
-    drawn = np.array([medians(rng.integers(len(every), size=len(every)).tolist()) for _ in range(draws)])
-    ratios, arrived = np.sort(_ratio(drawn[:, 0], drawn[:, 1])), np.isfinite(np.concatenate(own))
+    drawn = np.array([medians(rng.integers(len(every), size=len(every)).tolist()) for _ in range(DRAWS)])
+    low, high = percentiles(_ratio(drawn[:, 0], drawn[:, 1]))
+    arrived = np.isfinite(np.concatenate(own))
     return Race(
         target=float(np.mean(targets)), reached=int(arrived.sum()), runs=len(arrived), steps=steps,
-        ratio=steps / control_steps,
-        low=float(ratios[int(0.025 * draws)]), high=float(ratios[int(0.975 * draws)]),
+        ratio=steps / control_steps, low=low, high=high,
     )  # fmt: skip
 
 
@@ -78,8 +80,7 @@ def _by_base(arm: Arm) -> dict[Any, list[Floats]]:
 
 def curve(run: RunResult) -> Floats:
     """[E, 2] of step and accuracy in the reference precision, by step."""
-    found = {r.step: r.accuracy for r in run.evals if r.site == "reference" and r.accuracy is not None}
-    return np.array(sorted(found.items()), dtype=np.float64).reshape(-1, 2)
+    return np.array(accuracies(run.evals, "reference"), dtype=np.float64).reshape(-1, 2)
 
 
 def steps_to(points: Floats, target: float) -> float:

@@ -13,15 +13,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness.foundation.clock import GIB
 from harness.foundation.markdown_table import markdown_table
-from harness.records.paths import bench_folder
-from harness.studies.capacity.memory import DEVICE_GIB, engine_bytes, update_parts
+from harness.records.paths import bench_folder, throughput_folder
+from harness.studies.capacity.memory import engine_bytes, update_parts
 from harness.studies.capacity.place import Work, place
 from harness.studies.capacity.seconds import Links, decode_s, prefill_s, step
 from harness.studies.stage_rates import Measured, adam_s, operations, read_json, training_s
-from harness.studies.throughput.estimates import GIB, kv_tokens_expected
+from harness.studies.throughput.estimates import DEVICE_GIB, kv_tokens_expected
 from harness.studies.throughput.plan import Sweep
-from harness.studies.throughput.records import folder_of, read_record
+from harness.studies.throughput.records import read_record
 from harness.studies.throughput.shapes import shape_of
 
 UPDATES = {"chunks, bf16 native, compiled": False, "checkpoints, bf16 native, compiled": True}
@@ -77,7 +78,7 @@ def generation_rows(results: Path, found: Measured, sweep: Sweep) -> Iterator[Ro
             yield from _generation(found, f"{part['size']}-{part['precision']}", batch, sweep.prompt, new, seconds)
     for entry in sweep.checks:
         stem = f"{entry.size}-{entry.precision}"
-        check = read_record(folder_of(results, sweep.name) / f"{stem}-check.json").get("check", {})
+        check = read_record(throughput_folder(results, sweep.name) / f"{stem}-check.json").get("check", {})
         if "seconds" in check:
             yield from _generation(found, stem, check["batch"], check["prompt"], check["length"], check["seconds"])
 

@@ -24,10 +24,11 @@ from math import prod
 from harness.api import weight_format
 from harness.engines.vllm.memory import num_parameters, tensor_bytes
 from harness.engines.vllm.push_by_reload import PACKED
+from harness.foundation.clock import GIB
 from harness.models.decoder import tensor_shapes
 from harness.models.shards import SHARD_BYTES
 from harness.studies.capacity.memory import FROZEN_BYTES, LORA_RANK, WEIGHT_BYTES, Parts
-from harness.studies.throughput.estimates import GIB, UTILIZATION
+from harness.studies.throughput.estimates import UTILIZATION
 from harness.studies.throughput.shapes import plan_of, shape_of
 
 NODE = 8

@@ -18,12 +18,11 @@ from math import prod
 
 from harness.config.schema import Launch
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
+from harness.foundation.clock import GIB
 from harness.models.decoder import DecoderConfig, tensor_shapes
-from harness.studies.throughput.estimates import GIB, OVERHEAD_GIB, UTILIZATION, kv_tokens_needed
+from harness.studies.throughput.estimates import DEVICE_GIB, OVERHEAD_GIB, UTILIZATION, kv_tokens_needed
 from harness.studies.throughput.shapes import plan_of, shape_of
 
-DEVICE_GIB = 139.8
-"""An H200, as CUDA counts its memory."""
 USABLE_GIB = UTILIZATION * DEVICE_GIB
 """Memory that a plan may fill; the rest is for fragments, graphs and libraries."""
 STATE_BYTES, GRADIENT_BYTES, WEIGHT_BYTES, FROZEN_BYTES = 12, 4, 4, 2

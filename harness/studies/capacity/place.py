@@ -177,11 +177,10 @@ class GpuSplit:
         return "fits" if self.at_once >= self.share else f"fits, {self.at_once} of {self.share} at a time"
 
 
-def check_gpus(gpus: int) -> int:
-    """A number of GPUs. Raises ValueError for one that is no part of a node and no whole nodes."""
+def check_gpus(gpus: int) -> None:
+    """Raises ValueError for a number of GPUs that is no part of a node and no whole nodes."""
     if gpus < 1 or (gpus > NODE and gpus % NODE):
         raise ValueError(f"--gpus {gpus}: 1 to {NODE}, or whole nodes of {NODE}, are expected")
-    return gpus
 
 
 def place(work: Work, gpus: int) -> GpuSplit:
@@ -260,15 +259,15 @@ def _micro_batches(work: Work, gpus: int, split: int) -> Iterator[tuple[int, boo
         rows //= 2
 
 
-def remedy(work: Work, gpus: int, *, trains: str = "full") -> int | None:
-    """The fewest GPUs, a doubling of 1, beyond `gpus` on which some layout fits; None where none do. `trains`: all
-    weights (full) or adapters (lora)."""
+def remedy(work: Work, gpus: int, *, is_lora: bool = False) -> int | None:
+    """The fewest GPUs, a doubling of 1, beyond `gpus` on which some layout fits that trains all weights, or adapters
+    alone (`is_lora`); None where none do."""
     tried = 1
     while tried <= MOST_GPUS:
         if tried > gpus and any(
             not first_that_fits(work, tried, layout).reason
             for layout in layouts(work, tried)
-            if layout.is_lora == (trains == "lora")
+            if layout.is_lora == is_lora
         ):
             return tried
         tried *= 2

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.engines.vllm.memory import num_parameters
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.progress_bar import progress_bar
 from harness.records.paths import tables_folder
@@ -19,9 +18,9 @@ from harness.studies.capacity.memory import LORA_RANK, USABLE_GIB
 from harness.studies.capacity.place import ARMS, GpuSplit, Work, check_gpus, remedy, works
 from harness.studies.capacity.seconds import Links, StepTime
 from harness.studies.stage_rates import RATES, Measured, read_measured
-from harness.studies.throughput.estimates import UTILIZATION
+from harness.studies.throughput.estimates import DEVICE_GIB, UTILIZATION
 from harness.studies.throughput.plan import read_sweep
-from harness.studies.throughput.shapes import shape_of
+from harness.studies.throughput.shapes import in_order
 
 NAME, SMALLEST = "capacity_h200", "0.5b"
 HEAD = """# Capacity plan for NVIDIA H200
@@ -89,7 +88,7 @@ def cells_of(
         for n in gpus:
             choice = fastest(found, work, n, links, trains=trains)
             at = choice.taken.at
-            more = remedy(work, n, trains="lora" if trains == "lora" else "full") if at.reason else None
+            more = remedy(work, n, is_lora=trains == "lora") if at.reason else None
             cells.append(PlanRow(work=work, place=at, step=choice.taken.step, remedy=more, why=tuple(choice.why())))
     return cells
 
@@ -146,14 +145,11 @@ def report(
     for n in gpus:
         check_gpus(n)
     plan = read_sweep(RATES)
-    for size in sizes:
-        shape_of(size)
-    ordered = sorted(sizes or plan.sizes, key=lambda size: num_parameters(shape_of(size)))
-    wanted = works(ordered, list(lengths or plan.lengths), base)
+    wanted = works(in_order(sizes or plan.sizes), list(lengths or plan.lengths), base)
     found = read_measured(results, plan)
     cells = cells_of(found, wanted, gpus, links, trains)
     head = HEAD.format(
-        batch=base.batch, prompt=base.prompt, rank=LORA_RANK, device=check.DEVICE_GIB, usable=USABLE_GIB,
+        batch=base.batch, prompt=base.prompt, rank=LORA_RANK, device=DEVICE_GIB, usable=USABLE_GIB,
         tokens=base.pass_tokens, nvlink=links.nvlink, network=links.network, host=links.host,
         reduce=links.all_reduce_us, name=NAME, host_gib=base.host_gib, filled=UTILIZATION,
     )  # fmt: skip

@@ -39,6 +39,7 @@ from harness.studies.capacity.memory import (
 from harness.studies.capacity.place import GpuSplit, Work
 from harness.studies.stage_rates import Measured, adam_s, operations, push_s, training_s
 from harness.studies.throughput.cost import generation_s
+from harness.studies.throughput.map_cells import measured
 from harness.studies.throughput.shapes import shape_of
 from harness.studies.throughput.waiting import host_bound_cells
 
@@ -79,21 +80,20 @@ class StepTime:
         return sum(self.seconds.values())
 
 
+def timed(record: Mapping[str, Any], prompt: int, length: int) -> dict[int, float]:
+    """Batch -> seconds of a generation, of the batches that were timed up to this length, smallest first."""
+    batches = sorted({batch for batch, _ in measured(record)})
+    return {n: s for n in batches if (s := generation_s(record, n, prompt, length)) is not None}
+
+
 def decode_s(record: Mapping[str, Any], batch: int, prompt: int, length: int) -> tuple[float, set[int]] | None:
     """(seconds, measured batches that it rests on) of a generation of `batch` responses; None beyond the measured."""
-    batches = sorted({int(key.partition("x")[0]) for key in record.get("cells", {})})
-    known = {n: s for n in batches if (s := generation_s(record, n, prompt, length)) is not None}
+    known = timed(record, prompt, length)
     above = min((n for n in known if n >= batch), default=None)
     below = max((n for n in known if n <= batch), default=None)
     if above is None or below is None:
         return None
     return float(np.interp(batch, list(known), list(known.values()))), {above, below}
-
-
-def most_measured(record: Mapping[str, Any], prompt: int, length: int) -> int:
-    """The largest batch that was timed up to this length; 0 where none was."""
-    batches = {int(key.partition("x")[0]) for key in record.get("cells", {})}
-    return max((n for n in batches if generation_s(record, n, prompt, length) is not None), default=0)
 
 
 def prefill_s(record: Mapping[str, Any], tokens: int) -> float:
@@ -123,7 +123,7 @@ class Generation:
 def generation(found: Measured, work: Work, at: GpuSplit, links: Links) -> Generation | None:
     """The responses of an engine; None where its cache holds none, or it was not timed so far."""
     record = found.records.get(f"{work.size}-{work.precision}", {})
-    most = min(at.share, at.at_once, most_measured(record, work.prompt, work.length))
+    most = min(at.share, at.at_once, max(timed(record, work.prompt, work.length), default=0))
     if most < 1:
         return None
     rounds = math.ceil(at.share / most)
@@ -132,11 +132,11 @@ def generation(found: Measured, work: Work, at: GpuSplit, links: Links) -> Gener
     layers = shape_of(work.size).num_layers
     reduces = 2 * layers * work.length * links.all_reduce_us / 1e6 if at.ways > 1 else 0.0
     read = prefill_s(record, at.share * work.prompt)
-    used = {(n, length) for n in decoded[1] for length in _lengths(record) if length <= max(work.length, 512)}
+    waiting = [n for n, length in host_bound_cells(record) if length <= max(work.length, 512)]
     return Generation(
         seconds=(read + rounds * decoded[0]) / at.ways + rounds * reduces,
         rounds=rounds,
-        is_host_bound=bool(used & host_bound_cells(record)),
+        is_host_bound=not decoded[1].isdisjoint(waiting),
     )
 
 
@@ -224,7 +224,3 @@ def offload_s(work: Work, at: GpuSplit, links: Links) -> float:
     masters = (FROZEN_BYTES if at.layout.is_lora else WEIGHT_BYTES) * num_parameters(shape_of(work.size))
     moments = state_bytes(work.size, at.layout.is_lora, is_sharded=True) - masters
     return 2 * (3 * masters + moments) / at.gpus / (1e9 * links.host)
-
-
-def _lengths(record: Mapping[str, Any]) -> set[int]:
-    return {int(key.partition("x")[2]) for key in record.get("cells", {})}

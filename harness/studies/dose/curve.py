@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from harness.records.stats import LEVEL, MIN_CLUSTERS, Floats, Rate, mean_interval, rate
+from harness.records.stats import LEVEL, MIN_CLUSTERS, Floats, Rate, mean_interval, percentiles, rate
 from harness.studies.dose.points import Point
 
 EDGES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, math.inf)
@@ -122,8 +122,8 @@ def reached(points: Sequence[Point], corrections: Sequence[str], reference: str)
             own, other = table[name][:, k], table[reference][:, k]
             with np.errstate(invalid="ignore"):
                 ratio = own / other
-            low, high = _interval(own[1:])
-            ratio_low, ratio_high = _interval(ratio[1:])
+            low, high = percentiles(own[1:])
+            ratio_low, ratio_high = percentiles(ratio[1:])
             found.append(
                 Reached(
                     correction=name, loss=loss, dose=float(own[0]), low=low, high=high, ratio=float(ratio[0]),
@@ -141,12 +141,3 @@ def _doses(points: Sequence[Point], name: str, bases: Sequence[str], draw: np.nd
     times = [counts[p.base] for p in inside]
     curve = fitted(np.repeat([p.dose for p in inside], times), np.repeat([p.loss for p in inside], times))
     return [dose_of(curve, loss) for loss in LOSSES]
-
-
-def _interval(values: Floats) -> tuple[float, float]:
-    """2.5 and 97.5 % of the draws, infinite ones counted as the largest; NaN where none is a number."""
-    known = np.sort(values[~np.isnan(values)])
-    if not len(known):
-        return math.nan, math.nan
-    tail = (1 - LEVEL) / 2
-    return float(known[int(tail * len(known))]), float(known[min(len(known) - 1, int((1 - tail) * len(known)))])

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from harness.report.plots.colours import BLUE, GREY_69, INK, NOTE, REFERENCE, VERMILION
 from harness.report.plots.save import save_png
 from harness.studies.dose.curve import fitted
-from harness.studies.dose.points import NONE, Point
-from harness.studies.dose.study import TESTED, Study, finding
+from harness.studies.dose.points import NONE, Point, correction_words
+from harness.studies.dose.study import TESTED, Study, alive, finding
 
 COLOURS = {NONE: VERMILION, "TIS": BLUE}
 KINDS = {"fixed noise": "D", "fresh noise": "v", "staleness": "X"}
@@ -44,7 +44,7 @@ def _figure(s: Study) -> Figure:
 
 
 def _losses(ax: Any, s: Study, correction: str) -> None:
-    colour, own = COLOURS[correction], [p for p in s.points if p.correction == correction and not p.has_collapsed]
+    colour, own = COLOURS[correction], alive(s, correction)
     doses, losses = np.array([p.dose for p in own]), np.array([p.loss for p in own])
     engines = np.array([p.engine for p in own])
     for engine, (mark, words) in MARKS.items():
@@ -64,7 +64,7 @@ def _losses(ax: Any, s: Study, correction: str) -> None:
         if means:
             ax.plot(*zip(*means, strict=True), mark, color=INK, markersize=3.5, label=kind)
     ax.axhline(0, color=REFERENCE, linewidth=0.8)
-    ax.set_title("no correction" if correction == NONE else correction)
+    ax.set_title(correction_words(correction))
     ax.set_xscale("log")
     ax.legend(loc="upper left", fontsize=6)
 

@@ -18,6 +18,7 @@ from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_folder, predictions_path
 from harness.records.run_result import RunResult
 from harness.records.stats import Floats, is_collapsed
+from harness.records.statuses import FINISHED
 from methods import METHODS
 
 CONTROLS = ("bf16", "naive")
@@ -42,7 +43,8 @@ K3, LENGTH, K1, ABSDIFF, ESS, CHI2 = (
     "mismatch/chi2_token",
 )  # fmt: skip
 PROFILES = ("by_entropy/entropy", "by_entropy/k3", "by_entropy/count")
-COLUMNS = (K3, LENGTH, K1, ABSDIFF, ESS, CHI2, *PROFILES)
+COLUMNS = (K3, LENGTH, K1, ABSDIFF, ESS, CHI2)
+"""Series with a number a step."""
 DOSE = "k3 x length"
 START = f"k3 x length, first {FIRST} steps"
 
@@ -116,7 +118,7 @@ def read_all_points(results: Path) -> list[Point]:
 
 def sweep_points(path: Path) -> list[Point]:
     """The runs of one packed sweep with a control. Raises ValueError naming a file that is no packed sweep."""
-    return points(read_packed(path), read_packed_series(path, COLUMNS))
+    return points(read_packed(path), read_packed_series(path, (*COLUMNS, *PROFILES)))
 
 
 def predicted_runs(said: Mapping[str, Any]) -> frozenset[str] | None:
@@ -130,7 +132,9 @@ def predicted_runs(said: Mapping[str, Any]) -> frozenset[str] | None:
 def points(runs: Iterable[RunResult], series: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[Point]:
     """The runs of a sweep that are corrected in the decoupled mode and have a control of equal base, seed and setting.
     A run is stale where BF16 weights of earlier steps make its mismatch, and in no other case; a control never is."""
-    usable = [run for run in runs if run.status in ("ok", "diverged") and run.summary.get("auc") is not None]
+    ended = [run for run in runs if run.status in FINISHED]
+    aucs = {run.run_id: auc for run in ended if (auc := run.summary.get("auc")) is not None}
+    usable = [run for run in ended if run.run_id in aucs]
     controls = {_place(run): run for run in usable if _is_control(run)}
     found: list[Point] = []
     for run in usable:
@@ -152,9 +156,9 @@ def points(runs: Iterable[RunResult], series: Mapping[str, Mapping[str, Sequence
         found.append(
             Point(
                 run_id=run.run_id, correction=correction, task=c["task"]["name"], precision=c["precision"]["name"],
-                length=c["task"]["n"] or 0, size=c["model"]["name"].removesuffix("128"), engine=c["engine"]["name"],
+                length=c["task"]["n"] or 0, size=size_of(c["model"]["name"]), engine=c["engine"]["name"],
                 base=f"{c['model']['name']} {c['task']['name']} {c['task']['n']} {run.base_seed} {run.base.weights}",
-                loss=_auc(control) - _auc(run),
+                loss=aucs[control.run_id] - aucs[run.run_id],
                 has_collapsed=is_collapsed(
                     math.nan if start is None else start, math.nan if end is None else end, run.status == "diverged"
                 ),
@@ -171,15 +175,15 @@ def run_doses(columns: Mapping[str, Sequence[Any]]) -> dict[str, float]:
     The spread of a response's log-ratio is what independent, normal token log-ratios of the recorded mean |d| would
     have: its variance is L x pi/2 x mean|d|^2.
     """
-    values = {name: np.array(columns.get(name, ()), dtype=np.float64) for name in COLUMNS[:6]}
+    values = {name: np.array(columns.get(name, ()), dtype=np.float64) for name in COLUMNS}
     k3, length = values[K3], values[LENGTH]
 
-    def times_length(x: Floats) -> float:
-        return _median(x * length) if len(x) == len(length) else math.nan
+    def times_length(x: Floats, steps: int | None = None) -> float:
+        return _median((x * length)[:steps]) if len(x) == len(length) else math.nan
 
     return {
         DOSE: times_length(k3),
-        START: times_length(k3) if len(k3) != len(length) else _median((k3 * length)[:FIRST]),
+        START: times_length(k3, FIRST),
         "k3 alone": _median(k3),
         "length alone": _median(length),
         "|k1| x length": times_length(np.abs(values[K1])),
@@ -199,6 +203,16 @@ def _deciding(columns: Mapping[str, Sequence[Any]]) -> float:
             inside = (e >= ENTROPY * 0.999) & (n > 0)
             found.append(float((k[inside] * n[inside]).sum() / n.sum()))
     return _median(np.array(found))
+
+
+def size_of(model: str) -> str:
+    """The size of a model by its name: `s128` is `s` in a shape that vLLM's kernels take."""
+    return model.removesuffix("128")
+
+
+def correction_words(correction: str) -> str:
+    """A correction as sentences and titles name it."""
+    return "no correction" if correction == NONE else correction
 
 
 def correction_of(c: Mapping[str, Any]) -> str | None:
@@ -245,11 +259,6 @@ def _place(run: RunResult) -> str:
         and name not in ("method", "parts", "algo.staleness")
     }
     return json.dumps([own, run.pair], sort_keys=True)
-
-
-def _auc(run: RunResult) -> float:
-    auc = run.summary.get("auc")
-    return math.nan if auc is None else auc
 
 
 def _median(x: Floats) -> float:

@@ -13,7 +13,6 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ import numpy as np
 from harness.config.load import run_id, to_json
 from harness.config.schema import RunConfig
 from harness.foundation.markdown_table import markdown_table
-from harness.foundation.time_stamp import moment
+from harness.foundation.number_cell import with_interval
+from harness.foundation.time_stamp import moment, now
 from harness.records.json_rows import write_json_rows
 from harness.records.packed import read_packed
 from harness.records.paths import packed_path, predictions_path
 from harness.records.stats import mean_interval
-from harness.studies.dose.curve import fitted, predicted
 from harness.studies.dose.points import (
     FLOOR,
     FORMAT,
@@ -38,9 +37,10 @@ from harness.studies.dose.points import (
     correction_of,
     kind_of,
     predicted_runs,
+    size_of,
     sweep_points,
 )
-from harness.studies.dose.study import TESTED, Study
+from harness.studies.dose.study import TESTED, Study, alive, prediction
 
 Dose = Callable[[RunConfig], float]
 """Dose that a run will have. Raises ValueError where nothing says it."""
@@ -85,7 +85,8 @@ def predict(
     rows: list[dict[str, Any]] = []
     has_spreads = len({cell.model.spread for cell in cells}) > 1
     for correction in TESTED:
-        own = [p for p in s.points if p.correction == correction and not p.has_collapsed]
+        if not alive(s, correction):
+            continue
         arms: dict[tuple[int, str], list[RunConfig]] = {}
         for cell in cells:
             if is_predictable(cell, correction) and run_id(cell) not in done:
@@ -93,20 +94,17 @@ def predict(
                 assert dosed is not None
                 name = dosed[1] + (f", spread {cell.model.spread:g}" if has_spreads else "")
                 arms.setdefault((cell.task.n or 0, name), []).append(cell)
-        if not own:
-            continue
-        curve = fitted(np.array([p.dose for p in own]), np.array([p.loss for p in own]))
         for (length, name), alike in arms.items():
             found = dose(alike[0])
-            loss = float(predicted(curve, np.array([found]))[0])
+            loss = round(prediction(s, correction, found), 4)
             rows.append({
                 "length": length, "precision": name, "correction": correction, "dose": float(f"{found:.6g}"),
-                "loss": round(loss, 4), "runs": [run_id(cell) for cell in alike],
+                "loss": loss, "runs": [run_id(cell) for cell in alike],
             })  # fmt: skip
     if not rows:
         raise ValueError(f"dose: {sweep} has no low-bit arm without a correction or with TIS that has not run")
     return {
-        "sweep": sweep, **source, "num_runs": len(s.points), "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "sweep": sweep, **source, "num_runs": len(s.points), "made": now(),
         "predictions": rows,
     }  # fmt: skip
 
@@ -141,7 +139,7 @@ def known_dose(runs: Sequence[Point], name: str) -> Dose:
     task, size or engine that did not run."""
 
     def dose(cell: RunConfig) -> float:
-        size, n = cell.model.name.removesuffix("128"), cell.task.n or 1
+        size, n = size_of(cell.model.name), cell.task.n or 1
         what = (cell.task.name, size, cell.engine.name, cell.precision.name)
         usable = [p for p in runs if p.correction == NONE and p.kind == FORMAT and not p.has_collapsed]
         own = [p for p in usable if (p.task, p.size, p.engine, p.precision) == what]
@@ -264,10 +262,9 @@ def outcome_page(said: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
     rows = list[tuple[str, ...]]()
     for o in found:
         fell = f", {o.num_collapsed} collapsed" if o.num_collapsed else ""
-        interval = "" if math.isnan(o.low) else f" [{o.low:+.3f}, {o.high:+.3f}]"
         cells = (
-            o.precision + (f", n={o.length}" if several else ""), "none" if o.correction == NONE else o.correction,
-            f"{o.dose:.2g}", f"{o.found_dose:.2g}", f"{o.predicted:+.3f}", f"{o.loss:+.3f}{interval}",
+            o.precision + (f", n={o.length}" if several else ""), o.correction,
+            f"{o.dose:.2g}", f"{o.found_dose:.2g}", f"{o.predicted:+.3f}", with_interval(o.loss, o.low, o.high, "+.3f"),
             f"{o.error:+.3f}", f"{o.num_runs}{fell}",
         )  # fmt: skip
         rows.append(cells)

@@ -8,12 +8,13 @@ from pathlib import Path
 from statistics import fmean
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import number_cell, with_interval
 from harness.records.run_result import write_atomic
 from harness.records.stats import LEVEL, MIN_CLUSTERS
 from harness.studies.dose.beyond import Addition
 from harness.studies.dose.curve import Bin
 from harness.studies.dose.figure import draw
-from harness.studies.dose.points import DOSE, FIRST, FORMAT, NONE, START, Point
+from harness.studies.dose.points import DOSE, FIRST, FORMAT, NONE, START, Point, correction_words
 from harness.studies.dose.study import NAMED, TASK, Study, finding, prediction
 
 
@@ -36,9 +37,8 @@ def sentences(s: Study) -> list[str]:
     for name, found in s.additions.items():
         adding = [a for a in found if a.p_holm < 1 - LEVEL]
         rest = [a.factor for a in found if a.p_holm >= 1 - LEVEL]
-        which = "no correction" if name == NONE else name
         said.append(
-            f"Beyond the dose, {which}: "
+            f"Beyond the dose, {correction_words(name)}: "
             + (
                 "; ".join(
                     f"{a.factor} adds (p = {a.p_holm:.3f}, explained variance {a.r2_dose:.2f} to {a.r2_both:.2f}, from "
@@ -55,7 +55,7 @@ def sentences(s: Study) -> list[str]:
         start = next((c for c in found if c.name == START), None)
         worse = [c.name for c in found if c.worse_low > 0]
         said.append(
-            f"Doses, {'no correction' if name == NONE else name}: on sizes and lengths left out {DOSE} errs by "
+            f"Doses, {correction_words(name)}: on sizes and lengths left out {DOSE} errs by "
             f"{own.rmse:.3f} a run, the best, {best.name}, by {best.rmse:.3f}"
             + (f", k3 of the first {FIRST} steps by {start.rmse:.3f}" if start else "")
             + (
@@ -71,7 +71,7 @@ def sentences(s: Study) -> list[str]:
             if k.kind != FORMAT and not math.isnan(k.low)
         ]
         if told:
-            which = "no correction" if name == NONE else name
+            which = correction_words(name)
             said.append(f"Loss beyond that of formats at an equal dose, {task}, {which}: {'; '.join(told)}.")
     return said
 
@@ -89,7 +89,8 @@ def _other_tasks(s: Study) -> list[str]:
     rows: list[tuple[str, ...]] = []
     for (task, correction, precision), points in sorted(groups.items()):
         losses = [point.loss for point in points]
-        told = (fmean(losses), min(losses), max(losses), fmean(prediction(s, point) for point in points))
+        expected = fmean(prediction(s, correction, point.dose) for point in points)
+        told = (fmean(losses), min(losses), max(losses), expected)
         rows.append((task, correction, precision, str(len(points)), *(f"{value:+.3f}" for value in told)))
     return ["## Other tasks, in none of the numbers above", markdown_table(OTHERS, rows)]
 
@@ -134,8 +135,8 @@ def page(s: Study) -> str:
         markdown_table(
             ("correction", "dose", "runs", "error", "variance explained", f"squared error less that of {DOSE}, 1e-4"),
             [
-                (name, c.name, str(c.num_runs), f"{c.rmse:.4f}", _known(c.r2, 2),
-                 "-" if c.name == DOSE else f"{c.worse:+.1f} [{c.worse_low:+.1f}, {c.worse_high:+.1f}]")
+                (name, c.name, str(c.num_runs), f"{c.rmse:.4f}", number_cell(c.r2, ".2f"),
+                 "-" if c.name == DOSE else with_interval(c.worse, c.worse_low, c.worse_high, "+.1f"))
                 for name, found in s.candidates.items() for c in found
             ],
         ),
@@ -151,8 +152,9 @@ ADDED = ("factor", "levels", "runs", "bases", "variance explained by dose", "wit
 
 def _added(a: Addition) -> tuple[str, ...]:
     return (
-        a.factor, str(a.num_levels), str(a.num_runs), str(a.num_bases), _known(a.r2_dose), _known(a.r2_both),
-        _known(a.p), _known(a.p_holm), f"{a.lowest[0]} {a.lowest[1]:+.3f}", f"{a.highest[0]} {a.highest[1]:+.3f}",
+        a.factor, str(a.num_levels), str(a.num_runs), str(a.num_bases),
+        *map(number_cell, (a.r2_dose, a.r2_both, a.p, a.p_holm)),
+        f"{a.lowest[0]} {a.lowest[1]:+.3f}", f"{a.highest[0]} {a.highest[1]:+.3f}",
     )  # fmt: skip
 
 
@@ -165,10 +167,9 @@ def _kinds(s: Study) -> list[str]:
         markdown_table(
             ("task", "correction", "kind", "dose", "runs", "bases", "collapsed", "loss", "beyond formats"),
             [
-                (task, name, k.kind, "-" if math.isnan(k.dose) else f"{k.dose:.2g}", str(k.num_runs), str(k.num_bases),
-                 str(k.num_collapsed), _signed(k.loss),
-                 "-" if k.kind == FORMAT else _signed(k.beyond)
-                 + ("" if math.isnan(k.low) else f" [{k.low:+.3f}, {k.high:+.3f}]"))
+                (task, name, k.kind, number_cell(k.dose, ".2g"), str(k.num_runs), str(k.num_bases),
+                 str(k.num_collapsed), number_cell(k.loss, "+.3f"),
+                 "-" if k.kind == FORMAT else with_interval(k.beyond, k.low, k.high, "+.3f"))
                 for (task, name), found in s.kinds.items() for k in found
             ],
         ),
@@ -213,14 +214,4 @@ def write(s: Study, tables: Path, figures: Path) -> list[Path]:
 
 
 def _loss(b: Bin) -> str:
-    if math.isnan(b.loss):
-        return "-"
-    return f"{b.loss:+.3f}" + ("" if math.isnan(b.loss_low) else f" [{b.loss_low:+.3f}, {b.loss_high:+.3f}]")
-
-
-def _signed(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:+.3f}"
-
-
-def _known(value: float, digits: int = 3) -> str:
-    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+    return with_interval(b.loss, b.loss_low, b.loss_high, "+.3f")

@@ -56,8 +56,8 @@ def study(points: Sequence[Point]) -> Study:
     shown = [name for name, num in counts.most_common() if num >= MIN_RUNS]
     shown.sort(key=lambda name: (name != NONE, -counts[name]))
     own = sorted((p for p in own if p.correction in shown), key=lambda p: shown.index(p.correction))
-    alive = {name: [p for p in own if p.correction == name and not p.has_collapsed] for name in TESTED}
-    alive = {name: inside for name, inside in alive.items() if len({p.held_out for p in inside}) > 1}
+    tested = {name: [p for p in own if p.correction == name and not p.has_collapsed] for name in TESTED}
+    tested = {name: inside for name, inside in tested.items() if len({p.held_out for p in inside}) > 1}
     groups: dict[tuple[str, str], list[Point]] = {}
     for p in every:
         groups.setdefault((p.task, p.correction), []).append(p)
@@ -67,8 +67,8 @@ def study(points: Sequence[Point]) -> Study:
         points=own, others=[p for p in points if p.task != TASK],
         dosed=[p for p in every if p.task == TASK and p.kind != FORMAT], bins=bins(own),
         reached=reached(own, [name for name in TESTED if name in shown], NONE),
-        additions={name: additions(inside) for name, inside in alive.items()},
-        candidates={name: candidates(inside) for name, inside in alive.items()},
+        additions={name: additions(inside) for name, inside in tested.items()},
+        candidates={name: candidates(inside) for name, inside in tested.items()},
         within={key: found for key, found in within.items() if found},
         kinds={key: found for key, found in compared.items() if found},
     )  # fmt: skip
@@ -88,10 +88,15 @@ def finding(s: Study) -> str:
     return f"{NAMED:g} of accuracy is lost {', '.join(words)} of k3 x length (sorting digits)"
 
 
-def prediction(s: Study, point: Point) -> float:
-    """Loss that the curve of the same correction over TASK gives for the dose of a run; NaN without a curve."""
-    inside = [p for p in s.points if p.correction == point.correction and not p.has_collapsed]
-    if not inside:
+def alive(s: Study, correction: str) -> list[Point]:
+    """Runs of TASK with a correction that did not collapse."""
+    return [p for p in s.points if p.correction == correction and not p.has_collapsed]
+
+
+def prediction(s: Study, correction: str, dose: float) -> float:
+    """Loss that the curve of a correction over TASK gives for a dose; NaN where no run makes one."""
+    own = alive(s, correction)
+    if not own:
         return math.nan
-    curve = fitted(np.array([p.dose for p in inside]), np.array([p.loss for p in inside]))
-    return float(predicted(curve, np.array([point.dose]))[0])
+    curve = fitted(np.array([p.dose for p in own]), np.array([p.loss for p in own]))
+    return float(predicted(curve, np.array([dose]))[0])

@@ -14,10 +14,3 @@
 A signal earns its place by warning before the reward itself does, so the drop of the reward is one of them. Left out:
 why runs collapse.
 """
-
-from harness.studies.early_warning.alarms import SIGNALS, Trace, traces
-from harness.studies.early_warning.collapse import onset
-from harness.studies.early_warning.report import write
-from harness.studies.early_warning.scores import Score, score_all
-
-__all__ = ["SIGNALS", "Score", "Trace", "onset", "score_all", "traces", "write"]

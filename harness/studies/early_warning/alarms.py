@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.records.arms import group_arms, label
-from harness.records.run_result import RunResult, read_series
+from harness.records.run_result import RunResult, accuracies, read_series
 from harness.records.stats import Floats
 from harness.report.plots.bands import running_mean
 from harness.studies.early_warning.collapse import Kind, drawdown, kind, onset
@@ -89,18 +89,13 @@ def traces(folder: Path, results: Sequence[RunResult]) -> list[Trace]:
                         arm=f"{run.sweep} {arm.label}",
                         precision=arm.precision,
                         fold=run.base_seed,
-                        kind=kind(reward, run.status, _accuracy(run)),
+                        kind=kind(reward, run.status, [value for _, value in accuracies(run.evals, "reference")]),
                         reward_kind=kind(reward, run.status),
                         onset=onset(reward, run.status),
                         statistics=statistics(columns),
                     )
                 )
     return found
-
-
-def _accuracy(run: RunResult) -> list[float]:
-    found = {r.step: r.accuracy for r in run.evals if r.site == "reference" and r.accuracy is not None}
-    return [found[step] for step in sorted(found)]
 
 
 def statistics(columns: dict[str, Floats]) -> dict[str, Floats]:

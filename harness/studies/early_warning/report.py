@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import number_cell, with_interval
 from harness.records.run_result import write_atomic
 from harness.studies.early_warning.alarms import BASE, REWARD_DROP, SMOOTH, Trace
 from harness.studies.early_warning.collapse import FALL, LOSS, WINDOW
@@ -15,6 +17,9 @@ from harness.studies.early_warning.scores import MIN_HEALTHY, RATE, SLOW, Score,
 
 NUM_NAMED = 3
 """Signals that get a sentence."""
+_share = partial(number_cell, form=".0%")
+_number = partial(number_cell, form=".2f")
+_steps = partial(with_interval, form=".0f")
 
 
 def report(runs: Sequence[Trace]) -> tuple[str, list[Score]]:
@@ -106,11 +111,14 @@ def sentences(runs: Sequence[Trace], scores: Sequence[Score]) -> list[str]:
     if num_hidden:
         best = sorted((s for s in signals if not math.isnan(s.hidden)), key=lambda s: -s.hidden)[:NUM_NAMED]
         found = ", ".join(f"{s.name} in {_share(s.hidden)}" for s in best)
+        by_drop = "-" if drop is None else _share(drop.hidden)
         said.append(
-            f"Of the {num_hidden} hidden losses the reward's drop alarms in {_share(drop.hidden) if drop else '-'}, "
-            f"the best signals in more: {found}."
-            if drop is None or not best or best[0].hidden > drop.hidden
-            else f"Of the {num_hidden} hidden losses no signal finds more than the reward's drop: {_share(drop.hidden)}"
+            f"Of the {num_hidden} hidden losses "
+            + (
+                f"the reward's drop alarms in {by_drop}, the best signals in more: {found}."
+                if drop is None or not best or best[0].hidden > drop.hidden
+                else f"no signal finds more than the reward's drop: {by_drop}."
+            )
         )
     known = [s.reference_alarms for s in signals if not math.isnan(s.reference_alarms)]
     if known:
@@ -154,18 +162,6 @@ def _signal_words(s: Score) -> str:
     )
 
 
-def _share(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.0%}"
-
-
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}"
-
-
-def _steps(value: float, low: float, high: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.0f} [{low:.0f}, {high:.0f}]" if low == low else f"{value:.0f}"
-
-
 def _table(scores: Sequence[Score]) -> str:
     head = (
         "signal", "recall", "lead, steps", "gain, steps", "first", "precision", "false alarms", "fast", "hidden",
@@ -173,7 +169,7 @@ def _table(scores: Sequence[Score]) -> str:
     )  # fmt: skip
     rows = list[list[str]]()
     for s in scores:
-        recall = f"{s.recall:.2f} [{s.recall_low:.2f}, {s.recall_high:.2f}]"
+        recall = with_interval(s.recall, s.recall_low, s.recall_high, ".2f")
         cells = [
             s.name, recall, _steps(s.lead, s.lead_low, s.lead_high),
             _steps(s.gain, s.gain_low, s.gain_high), _number(s.first), _number(s.precision), _number(s.false_alarms),

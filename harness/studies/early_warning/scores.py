@@ -48,7 +48,8 @@ class Score:
     false_alarms: float
     """Share of healthy runs of held-out seeds that alarm."""
     precision: float
-    """Slow collapses warned of over all alarms, at the shares of collapsed and healthy runs found here."""
+    """Slow collapses warned of over all alarms, at the shares of collapsed and healthy runs found here; NaN
+    without an alarm."""
     first: float
     """Share of slow collapses in which no other signal alarmed earlier (ties shared; the reward drop stands out)."""
     hidden: float
@@ -138,6 +139,7 @@ def _score(name: str, runs: Sequence[Trace], alarms: Mapping[str, list[float]], 
     gains = leads - np.array([lead(runs[i], drop[i]) for i in slow])
     hits = (leads > 0).astype(float)
     false = [math.isfinite(own[i]) for i in healthy]
+    num_alarms = float(hits.sum()) + sum(false)
     others = [alarms[n] for n in alarms if n != REWARD_DROP]
     shares = [
         1 / sum(a[i] == earliest[i] for a in others) if own[i] == earliest[i] and hits[k] else 0.0
@@ -152,7 +154,7 @@ def _score(name: str, runs: Sequence[Trace], alarms: Mapping[str, list[float]], 
         lead=float(np.median(leads)) if len(leads) else math.nan, lead_low=intervals[1][0], lead_high=intervals[1][1],
         gain=float(np.median(gains)) if len(gains) else math.nan, gain_low=intervals[2][0], gain_high=intervals[2][1],
         recall_fast=_mean([lead(runs[i], own[i]) > 0 for i in fast]), false_alarms=_mean(false),
-        precision=float(hits.sum()) / max(1.0, float(hits.sum()) + sum(false)),
+        precision=float(hits.sum()) / num_alarms if num_alarms else math.nan,
         first=_mean(shares) if name != REWARD_DROP else math.nan,
         hidden=_mean([math.isfinite(own[i]) for i in seen if runs[i].kind == "hidden"]),
         reference_alarms=reference_alarms(runs, name),

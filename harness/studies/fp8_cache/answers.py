@@ -22,6 +22,7 @@ from harness.models.checkpoint import check_folder, load_decoder
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.formats import Format, format_named
 from harness.objective.mismatch import BOUND
+from harness.records.stats import mean_interval
 from harness.start.prepare import task_of
 from harness.studies.fp8_cache.attention import Counts
 from harness.tasks import Task, token_ids
@@ -117,3 +118,10 @@ def divergence(sampler: Tensor, trainer: Tensor) -> Tensor:
     k3 estimates from one token, here over the whole vocabulary."""
     gap = (trainer - sampler).clamp(-BOUND, BOUND)
     return (sampler.exp() * (gap.expm1() - gap)).sum(-1)
+
+
+def mean_k3(k3: Tensor, answers: Answers) -> dict[str, float]:
+    """Fields of a record's row: the mean of k3 [N] and its 95 % interval, answers as clusters."""
+    owners = torch.arange(len(answers.ids)).repeat_interleave(answers.lens)
+    low, high = mean_interval(k3.double().numpy(), [str(i) for i in owners.tolist()])
+    return {"k3": float(k3.mean()), "k3_low": low, "k3_high": high}

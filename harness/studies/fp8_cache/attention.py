@@ -113,10 +113,9 @@ def scores(q: Tensor, k: Tensor, at: Tensor | None) -> Tensor:
 
 
 @contextmanager
-def through(model: Decoder, cache: Cache, counts: Counts | None = None) -> Iterator[Counts]:
+def through(model: Decoder, cache: Cache) -> Iterator[Counts]:
     """While the block runs, every layer of the decoder attends over the rounded cache; what it stores is counted."""
-    counts = counts or Counts()
-    layers: list[Any] = [layer.self_attn for layer in model.model.layers]
+    counts, layers = Counts(), list[Any](layer.self_attn for layer in model.model.layers)
     cores = [attention.core for attention in layers]
     try:
         for number, attention in enumerate(layers):

@@ -50,11 +50,6 @@ def scales_of(rule: Rule, amax: Amaxes, *, per_head: bool = False) -> dict[Role,
     return {role: kv_scale(whole[role], FORMAT) for role in whole}
 
 
-def kept(scales: Mapping[Role, Tensor], roles: Sequence[Role] = KV) -> dict[Role, Tensor]:
-    """The scales of some roles alone."""
-    return {role: scales[role] for role in roles}
-
-
 def ones(config: DecoderConfig) -> dict[Role, Tensor]:
     """Scale 1 for every role."""
     return {role: torch.ones(config.num_layers, 1) for role in ROLES}
@@ -103,7 +98,9 @@ def arms(
     one, nemo, vllm = ones(config), scales_of("nemo", everything), scales_of("vllm", prompts)
 
     def arm(name: str, words: str, scales: Mapping[Role, Tensor], roles: Sequence[Role] = KV, p: bool = False) -> Arm:
-        return Arm(name=name, words=words, cache=Cache(scales=kept(scales, roles), rounds_probabilities=p))
+        return Arm(
+            name=name, words=words, cache=Cache(scales={role: scales[role] for role in roles}, rounds_probabilities=p)
+        )
 
     found = [
         arm("1", "no calibration", one),

@@ -14,9 +14,8 @@ from harness.foundation.seeds import stable_seed
 from harness.models.decoder import Decoder
 from harness.numerics.kv_scales import KV, Role
 from harness.records.sample_scores import over_questions
-from harness.records.stats import mean_interval
-from harness.studies.fp8_cache.answers import Answers, divergence, exact_engine, log_probs, sampled
-from harness.studies.fp8_cache.attention import FORMAT, Cache, Counts, through
+from harness.studies.fp8_cache.answers import Answers, divergence, exact_engine, log_probs, mean_k3, sampled
+from harness.studies.fp8_cache.attention import FORMAT, Cache, through
 from harness.studies.fp8_cache.magnitudes import Magnitudes, magnitudes
 from harness.studies.fp8_cache.scales import Amaxes, Arm, arms, dummy_decoder, fresh_decoder, scanned
 from harness.tasks import Item, Task
@@ -103,17 +102,15 @@ def compare(
 
 def row_of(arm: Arm, model: Decoder, answers: Answers, exact: Tensor) -> dict[str, Any]:
     """One rule: the answers scored through its cache against their `exact` log-probs [N, V]."""
-    with through(model, arm.cache, Counts()) as counts:
+    with through(model, arm.cache) as counts:
         found = log_probs(model, answers, counts)
-    owner = torch.arange(len(answers.ids)).repeat_interleave(answers.lens)
     k3 = divergence(found, exact)
-    low, high = mean_interval(k3.double().numpy(), [str(i) for i in owner.tolist()])
     tokens = answers.tokens()[:, None]
     gap = (found.gather(1, tokens) - exact.gather(1, tokens)).abs()[:, 0]
     top = k3.topk(max(1, round(TOP * len(k3)))).values
     return {
-        "name": arm.name, "words": arm.words, "factor": arm.factor, "k3": float(k3.mean()), "k3_low": low,
-        "k3_high": high, "k3_top_share": float(top.sum() / k3.sum()) if float(k3.sum()) > 0 else 0.0,
+        "name": arm.name, "words": arm.words, "factor": arm.factor, **mean_k3(k3, answers),
+        "k3_top_share": float(top.sum() / k3.sum()) if float(k3.sum()) > 0 else 0.0,
         "logp_absdiff_mean": float(gap.mean()), "stored": counts.shares(),
     }  # fmt: skip
 

@@ -23,8 +23,7 @@ from harness.models.decoder import Decoder
 from harness.numerics.formats import Format
 from harness.numerics.linear import EmulatedLinear
 from harness.numerics.quantize import fake_quantize
-from harness.records.stats import mean_interval
-from harness.studies.fp8_cache.answers import Answers, divergence, exact_engine, log_probs, sampled
+from harness.studies.fp8_cache.answers import Answers, divergence, exact_engine, log_probs, mean_k3, sampled
 from harness.tasks import Task
 
 ALL, REST = "all", "all but the worst"
@@ -149,15 +148,14 @@ def compare(
     prompts = [item.prompt for item in task.sample("eval", range(num_answers))]
     answers = sampled(exact_engine(model, task), task, prompts, seed=stable_seed(0, "layers"))
     exact = log_probs(model, answers)
-    owner = [str(i) for i in torch.arange(num_answers).repeat_interleave(answers.lens).tolist()]
     seen = roundings(model, chosen, answers)
 
     def row(name: str, own: Sequence[Place]) -> dict[str, Any]:
         with replaced(model, own):
             k3 = divergence(log_probs(model, answers), exact)
-        low, high = mean_interval(k3.double().numpy(), owner)
-        tell(f"{name}: k3 {float(k3.mean()):.2g}")
-        return {"name": name, "k3": float(k3.mean()), "k3_low": low, "k3_high": high, **seen.get(name, {})}
+        found = mean_k3(k3, answers)
+        tell(f"{name}: k3 {found['k3']:.2g}")
+        return {"name": name, **found, **seen.get(name, {})}
 
     rows = [row(place.name, [place]) for place in chosen]
     worst = max(rows, key=lambda one: one["k3"])["name"]

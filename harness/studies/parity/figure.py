@@ -46,9 +46,7 @@ def _ok(record: Record) -> dict[str, Any]:
 
 def _panel(ax: Axes, rows: Mapping[str, Any], names: list[str]) -> None:
     for place, name in enumerate(names):
-        for shift, pair in enumerate(map(key, PAIRS)):
-            if name not in rows:
-                continue
+        for shift, pair in enumerate(map(key, PAIRS)) if name in rows else ():
             values = [max(value, FLOOR) for value in rows[name]["pairs"][pair]["percentiles"]]
             at = dict(zip(LEVELS, values, strict=True))
             y, colour = place + 0.25 * (shift - 1), COLOURS[pair]

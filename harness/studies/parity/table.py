@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import number_cell
 from harness.studies.parity.record import FORMATS, Record
 from harness.studies.parity.statistics import PAIRS, key
 
@@ -47,8 +48,8 @@ def _measured(row: Mapping[str, Any]) -> list[str]:
         _nats(kernel["mean_abs"]),
         _nats(emulated["mean_abs"]),
         " / ".join(f"{1000 * part['k3']:.3g}" for part in (own, kernel, emulated)),
-        "-" if row["correlation"] is None else f"{row['correlation']:.3f}",
-        "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
+        number_cell(row["correlation"]),
+        number_cell(row["ratio"], ".2f"),
     ]
 
 

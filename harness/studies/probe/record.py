@@ -119,8 +119,10 @@ def probe(
         empty_memory(noise.trainer.device)
         with noise_meter(noise, launch) as at:
             for name in like:
+                k3 = k3s[name] if name in k3s else _k3_of(name)
+                assert k3 is not None, "`noised` refuses other words"
                 try:
-                    matched.append(noise_like(name, k3s.get(name) or _k3_of(name) or math.nan, at))
+                    matched.append(noise_like(name, k3, at))
                 except ValueError as error:  # what was measured before is kept
                     tell(f"{folder.name} noise like {name}: none, {error}")
                     continue

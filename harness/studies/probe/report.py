@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import number_cell
 from harness.foundation.text_table import text_table
 from harness.records.run_result import write_atomic
 from harness.studies.probe.figure import draw
@@ -21,6 +23,8 @@ k3: mean of exp(d) - d - 1 a token with its 95 % interval (prompts as clusters),
 of the sampler, nats. k1: mean of -d. dose: k3 x mean length. ESS: of the first tokens' weights, at the longest length
 that a quarter of the answers has. Weights and cache: as vLLM would hold them, from the shape. beyond: share of tokens
 that a correction rejects, or whose weight is neither 1 nor the plain ratio (of the token or its answer)."""
+
+_number = partial(number_cell, form=".2g")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +177,6 @@ def _ess(row: Mapping[str, Any]) -> str:
 
 def _range(low: float | None, high: float | None, digits: str) -> str:
     return "-" if low is None or high is None else f"[{low:{digits}}, {high:{digits}}]"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2g}"
 
 
 def _times(value: float) -> str:

@@ -26,7 +26,7 @@ from harness.records.run_result import write_atomic
 from harness.run.build import build
 from harness.studies.replay.arms import Arm, arms_of, pull
 from harness.studies.replay.gradients import chunks, current_logp, gradients, move, pulls_of
-from harness.studies.replay.moments import Reference, compare, is_told_from_zero, reference
+from harness.studies.replay.moments import Reference, compare, off_diagonal, reference
 from harness.studies.replay.sampling import load_policy
 from harness.studies.replay.store import POLICY, REFERENCE, Stored, read, samplers
 from harness.trainers.local.trainer import LocalTrainer
@@ -63,7 +63,7 @@ class Target:
     @property
     def is_known(self) -> bool:
         """Do the batches tell its mean from 0?"""
-        return is_told_from_zero(self.gram)
+        return off_diagonal(self.gram) > 0
 
 
 NOISE = "{} batches do not tell its own exact step from 0 at age {}"
@@ -83,8 +83,9 @@ def evaluate_context(
     todo: dict[int, list[str]] = {}
     for age in sorted(question.ages):
         for name in samplers(folder):
-            if not is_recorded(record_path(records, folder, name, age), identity(arms, ref, read(folder, name), age)):
-                _check_kept(record_path(records, folder, name, age), arms, skipped)
+            path = record_path(records, folder, name, age)
+            if recorded(path).get("identity") != identity(arms, ref, read(folder, name), age):
+                _check_kept(path, arms, skipped)
                 todo.setdefault(age, []).append(name)
     if not todo:
         return skipped
@@ -116,10 +117,7 @@ def evaluate_context(
 
 def _check_kept(path: Path, arms: Sequence[Arm], skipped: Collection[str]) -> None:
     """Raises ValueError where the record at `path` has arms that are not asked for now."""
-    try:
-        known = {row["arm"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # none, or a damaged one
+    known = {row["arm"] for row in recorded(path).get("rows", ())}
     if lost := known - {arm.name for arm in arms} - set(skipped):
         raise ValueError(
             f"{path} has {len(lost)} arms that --methods and --modes leave out, {min(lost)} among them; ask for all of "
@@ -139,12 +137,13 @@ def identity(arms: Sequence[Arm], ref: Stored, stored: Stored, age: int) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def is_recorded(path: Path, wanted: str) -> bool:
-    """Is there a record of exactly this? A damaged or other one is written again."""
+def recorded(path: Path) -> dict[str, Any]:
+    """A record; empty where there is none, and for a damaged one, which is written again."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["identity"] == wanted
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def targets(

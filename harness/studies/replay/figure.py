@@ -94,9 +94,8 @@ def panels(records: Sequence[dict[str, Any]]) -> Figure:
 
 
 def _title(record: dict[str, Any]) -> str:
-    config = record["config"]
-    length = record["sampler"]["length"]
-    return f"{config['task']['name']}" + (f", n = {length}" if length else "")
+    task, length = record["config"]["task"]["name"], record["sampler"]["length"]
+    return f"{task}, n = {length}" if length else task
 
 
 def _panel(ax: Axes, records: Sequence[dict[str, Any]], measure: tuple[str, str, bool]) -> None:
@@ -129,7 +128,7 @@ def _panel(ax: Axes, records: Sequence[dict[str, Any]], measure: tuple[str, str,
     ax.set_ylim(*LIMITS[column])
     ax.set_xlim(-0.5, len(records) - 0.5)
     ax.grid(axis="x", visible=False)
-    ax.axhline({"bias": 1.0, "cosine": 1.0, "variance_ratio": 1.0}[column], color=REFERENCE, linewidth=0.6, zorder=0.8)
+    ax.axhline(1.0, color=REFERENCE, linewidth=0.6, zorder=0.8)
     ax.tick_params(axis="x", length=0)
     if any(record["sampler"]["sampler"] == CONTROL for record in records):
         ax.axvline(0.5, color=GREY_63, linewidth=0.6)

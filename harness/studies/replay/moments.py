@@ -116,30 +116,20 @@ def reference(gram: Floats) -> Reference:
     )
 
 
-def is_told_from_zero(gram: Floats) -> bool:
-    """Is the debiased square of the mean positive? `gram` [R, R]."""
-    return off_diagonal(gram) > 0
-
-
 def compare(q: Floats, r: Floats, r_gram: Floats, rng: np.random.Generator, draws: int = DRAWS) -> Moments:
     """Bias, variance and cosine of S batches q [S, D] against r [R, D], whose first S rows are paired with q. float64.
 
     `r_gram` [R, R] is r @ r.T, which many estimators share. Raises ValueError where r does not tell its mean from 0.
     """
-    d = q - r[: len(q)]
-    return moments(d @ d.T, d @ r.T, r_gram, rng, draws)
-
-
-def moments(dd: Floats, dr: Floats, rr: Floats, rng: np.random.Generator, draws: int = DRAWS) -> Moments:
-    """The numbers of `compare` from the Gram matrices of d = q - r and r: [S, S], [S, R] and [R, R]."""
-    size = len(dd)
-    target = off_diagonal(rr)
-    if not is_told_from_zero(rr):
-        raise ValueError(f"reference: {len(rr)} batches do not tell the gradient from 0; take more")
+    d, size, target = q - r[: len(q)], len(q), off_diagonal(r_gram)
+    if not target > 0:
+        raise ValueError(f"reference: {len(r)} batches do not tell the gradient from 0; take more")
+    dd, dr, rr = d @ d.T, d @ r.T, r_gram
     found = _Found(square=off_diagonal(dd), along=_apart(dr), target=target)
     drawn, linear, nulls = _drawn(dd, dr, rr, found, rng, draws)
-    q_gram, r_gram = dd + dr[:, :size] + dr[:, :size].T + rr[:size, :size], rr[:size, :size]
-    across = (dr[:, :size] + r_gram).sum()
+    paired = rr[:size, :size]
+    q_gram = dd + dr[:, :size] + dr[:, :size].T + paired
+    across = (dr[:, :size] + paired).sum()
     bias, variance = max(found.square, 0.0) / target, spread(q_gram) / target
     return Moments(
         bias=_bias(found, drawn, linear, nulls),
@@ -148,9 +138,9 @@ def moments(dd: Floats, dr: Floats, rr: Floats, rng: np.random.Generator, draws:
         p_zero=_p_zero(dd, rng, draws),
         gain=_interval(1 + found.along / target, 1 + drawn.along / drawn.target),
         cosine=_interval(_cosine(found), _cosine(drawn)),
-        cosine_raw=_over(float(across), math.sqrt(max(float(q_gram.sum() * r_gram.sum()), 0.0))),
+        cosine_raw=_over(float(across), math.sqrt(max(float(q_gram.sum() * paired.sum()), 0.0))),
         variance=variance,
-        variance_ratio=_over(spread(q_gram), spread(r_gram)),
+        variance_ratio=_over(spread(q_gram), spread(paired)),
         norm=float(np.sqrt(np.maximum(np.diag(q_gram), 0.0)).mean()),
         mse=bias + variance,
         mse_mean=bias + variance / size,

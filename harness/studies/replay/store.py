@@ -113,13 +113,11 @@ def read(folder: Path, name: str) -> Stored:
 
 
 def contexts(folder: Path) -> list[Path]:
-    """Folders of one model and length each. Raises ValueError where there is none."""
-    found = sorted(path.parent for path in folder.glob(f"*/{REFERENCE}.json"))
-    if not found:
+    """Folders of one model and length each, shortest first. Raises ValueError where there is none or one is damaged."""
+    metas = {path.parent: read_meta(path.parent, REFERENCE) for path in folder.glob(f"*/{REFERENCE}.json")}
+    if not metas:
         raise ValueError(f"{folder}: no stored rollouts; run `lowbit replay collect` first")
-    return sorted(
-        found, key=lambda path: (json.loads((path / f"{REFERENCE}.json").read_text())["length"] or 0, path.name)
-    )
+    return sorted(metas, key=lambda path: ((metas[path] or {}).get("length") or 0, path.name))
 
 
 def samplers(folder: Path) -> list[str]:

@@ -78,23 +78,19 @@ def frame(records: Sequence[Record]) -> pd.DataFrame:
 
 def write_tables(records: Sequence[Record], folder: Path) -> list[Path]:
     """`replay.csv` with everything, `replay.md` to read."""
-    table = frame(records)
-    texts = {"replay.csv": table.to_csv(index=False, float_format="%.5g"), "replay.md": markdown(records, table)}
+    texts = {"replay.csv": frame(records).to_csv(index=False, float_format="%.5g"), "replay.md": markdown(records)}
     for name, text in texts.items():
         write_atomic(folder / name, text.encode())
     return [folder / name for name in texts]
 
 
-def markdown(records: Sequence[Record], table: pd.DataFrame) -> str:
+def markdown(records: Sequence[Record]) -> str:
     """Per context and age: bias, cosine, variance and error of every arm that differs from the ones before it."""
     blocks = ["# replay", "\n".join(f"- {line}" for line in _setup(records))]
-    everything: list[Record] = table.to_dict("records")
-    for record in records:
-        if record["sampler"]["order"] != min(r["sampler"]["order"] for r in records if shares_context(r, record)):
-            continue
-        rows = [row for row in everything if shares_context(row, record)]
-        blocks.append(f"## {record['context']}, age {record['age']}")
-        blocks.append(_samplers([r for r in records if shares_context(r, record)], rows))
+    for context, age in dict.fromkeys((record["context"], record["age"]) for record in records):
+        inside = [record for record in records if (record["context"], record["age"]) == (context, age)]
+        rows: list[Record] = frame(inside).to_dict("records")
+        blocks += [f"## {context}, age {age}", _samplers(inside, rows)]
         distinct, groups = coinciding(rows)
         if own := [arm for arm in distinct if any(row["arm"] == arm and has_own_target(row) for row in rows)]:
             blocks.append(f"Held against their own exact step: {', '.join(own)}.")
@@ -147,11 +143,6 @@ def _setup(records: Sequence[Record]) -> Iterator[str]:
     )
     commits = dict.fromkeys((record["sampler"]["commit"] or "unknown")[:10] for record in records)
     yield f"Commit {', '.join(commits)}; torch {sampler['torch']}"
-
-
-def shares_context(a: Record, b: Record) -> bool:
-    """Do two records share their context and age?"""
-    return (a["context"], a["age"]) == (b["context"], b["age"])
 
 
 def _samplers(records: Sequence[Record], rows: Sequence[Record]) -> str:

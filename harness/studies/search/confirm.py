@@ -10,9 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from harness.config.load import run_id
 from harness.config.schema import Launch
@@ -24,7 +25,7 @@ from harness.studies.search.pruning import oriented
 from harness.studies.search.run import Session
 from harness.studies.search.space import DIGITS, cell_of, overrides_of
 from harness.studies.search.spec import Search
-from harness.studies.search.trials import measured
+from harness.studies.search.trials import is_feasible, measured
 from harness.sweep import stored
 
 Trials = Mapping[str, Sequence[FrozenTrial]]
@@ -40,17 +41,12 @@ class Contender:
     share: str
     overrides: tuple[str, ...]
     number: int | None = None
-    """Number of its trial."""
+    """Number of its trial; references have none."""
 
 
 def values_of(trial: FrozenTrial) -> dict[str, Any]:
     """The knobs of a trial as they went into its cells, with that of its share."""
     return dict(trial.user_attrs.get("values") or {k: significant(v, DIGITS) for k, v in trial.params.items()})
-
-
-def is_feasible(trial: FrozenTrial) -> bool:
-    """Complete, and within the constraint."""
-    return trial.state == TrialState.COMPLETE and all(value <= 0 for value in trial.constraints.values())
 
 
 def best_of(search: Search, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
@@ -78,9 +74,7 @@ def contenders(search: Search, trials: Trials) -> list[Contender]:
             name = f"best {share}".strip()
             found.append(Contender(name=name, kind="best", share=share, overrides=words, number=best.number))
     for name, words in search.references.items():
-        found.append(
-            Contender(name=name, kind="reference", share="", overrides=(*search.overrides, *words), number=None)
-        )
+        found.append(Contender(name=name, kind="reference", share="", overrides=(*search.overrides, *words)))
     return found
 
 
@@ -124,4 +118,4 @@ def compared(arm: Mapping[int, RunResult], control: Mapping[int, RunResult], met
 def searched_mean(trial: FrozenTrial, metric: str) -> float:
     """Mean score over the seeds of the search; NaN where it has none."""
     values = [of_seed[metric] for of_seed in trial.user_attrs.get("scores", {}).values() if metric in of_seed]
-    return sum(values) / len(values) if values else math.nan
+    return fmean(values) if values else math.nan

@@ -17,9 +17,8 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-from optuna import Study
 from optuna.importance import FanovaImportanceEvaluator
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 from optuna.visualization.matplotlib import (
     plot_optimization_history,
     plot_param_importances,
@@ -30,6 +29,7 @@ from optuna.visualization.matplotlib import (
 from harness.records.paths import figures_folder
 from harness.studies.search.spec import Search
 from harness.studies.search.store import open_studies
+from harness.studies.search.trials import complete_trials
 
 
 def draw_search(search: Search, results: Path) -> list[Path]:
@@ -38,7 +38,7 @@ def draw_search(search: Search, results: Path) -> list[Path]:
     A study without a complete trial is left out, and importance where an objective has one value only.
     """
     studies = open_studies(search, results, is_writing=False)
-    shown = {share: study for share, study in studies.items() if complete(study)}
+    shown = {share: study for share, study in studies.items() if complete_trials(study)}
     metrics = [objective.metric for objective in search.objectives]
     first: dict[str, Any] = {"target": first_value, "target_name": metrics[0]}
     draws: dict[str, Callable[[], Any]] = {}
@@ -46,17 +46,12 @@ def draw_search(search: Search, results: Path) -> list[Path]:
         draws["history"] = partial(plot_optimization_history, list(shown.values()), **first)
     for share, study in shown.items():
         end = f"_{share}" if share else ""
-        if all(len(set(values)) > 1 for values in zip(*(t.values for t in complete(study)), strict=True)):
+        if all(len(set(values)) > 1 for values in zip(*(t.values for t in complete_trials(study)), strict=True)):
             draws[f"importance{end}"] = partial(plot_param_importances, study, FanovaImportanceEvaluator(seed=0))
         draws[f"slice{end}"] = partial(plot_slice, study, **first)
         if len(metrics) > 1:
             draws[f"pareto{end}"] = partial(plot_pareto_front, study, targets=first_two, target_names=metrics[:2])
     return [save(draw, figures_folder(results, search.name) / f"{name}.png") for name, draw in draws.items()]
-
-
-def complete(study: Study) -> list[FrozenTrial]:
-    """The complete trials of a study."""
-    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 
 def first_value(trial: FrozenTrial) -> float:

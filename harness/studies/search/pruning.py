@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import NormalDist, fmean, variance
 
 import numpy as np
@@ -44,15 +43,6 @@ Scores = Mapping[int, Mapping[str, float]]
 """Seed -> metric -> value, of one trial."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """The noise of one seed of one trial."""
-
-    sigma: float
-    degrees: int
-    num_trials: int
-
-
 def oriented(value: float, objective: Objective) -> float:
     """Larger is better; a logarithm where the objective compares logarithms."""
     scaled = math.log(max(value, 1e-300)) if objective.log else value
@@ -64,19 +54,17 @@ def matrix(trials: Sequence[Scores], seeds: Sequence[int], objective: Objective)
     return np.array([[oriented(scores[seed][objective.metric], objective) for seed in seeds] for scores in trials])
 
 
-def pooled_spread(scores: Floats) -> Spread | None:
-    """Residual standard deviation of a trials x seeds layout [T, S]; None below 2 x 2."""
-    rows, columns = scores.shape if scores.ndim == 2 else (0, 0)
-    degrees = (rows - 1) * (columns - 1)
-    if degrees < 1 or rows < 2:
-        return None
+def pooled_spread(scores: Floats) -> tuple[float, int]:
+    """(residual standard deviation of one seed of one trial, its degrees of freedom) of a layout [T trials, S seeds],
+    2 x 2 or more."""
+    degrees = (scores.shape[0] - 1) * (scores.shape[1] - 1)
     residual = scores - scores.mean(0) - scores.mean(1, keepdims=True) + scores.mean()
-    return Spread(sigma=math.sqrt(float(np.sum(residual**2)) / degrees), degrees=degrees, num_trials=rows)
+    return math.sqrt(float(np.sum(residual**2)) / degrees), degrees
 
 
 def luck_of_best(num_trials: int) -> float:
-    """Expected largest of that many standard normal draws (Blom's approximation)."""
-    return NormalDist().inv_cdf((num_trials - 0.375) / (num_trials + 0.25)) if num_trials > 1 else 0.0
+    """Expected largest of that many standard normal draws, two or more (Blom's approximation)."""
+    return NormalDist().inv_cdf((num_trials - 0.375) / (num_trials + 0.25))
 
 
 def is_beaten(
@@ -90,20 +78,18 @@ def is_beaten(
     best = complete[int(first.mean(1).argmax())]
     reason = None
     for number, objective in enumerate(objectives):
-        spread = pooled_spread(matrix(complete, seeds, objective))
-        if spread is None:
-            return None
+        sigma, degrees = pooled_spread(matrix(complete, seeds, objective))
         gap = fmean(
             oriented(scores[seed][objective.metric], objective) - oriented(best[seed][objective.metric], objective)
             for seed in done
         )
-        error = spread.sigma * math.sqrt(2 / len(done))
+        error = sigma * math.sqrt(2 / len(done))
         if number:
             if gap > KEPT_ERRORS * error:
                 return None
             continue
-        luck = luck_of_best(spread.num_trials) * spread.sigma / math.sqrt(len(seeds))
-        if gap + luck + float(stdtrit(spread.degrees, 1 - pruner.alpha)) * error >= 0:
+        luck = luck_of_best(len(complete)) * sigma / math.sqrt(len(seeds))
+        if gap + luck + float(stdtrit(degrees, 1 - pruner.alpha)) * error >= 0:
             return None
         reason = f"{objective.metric} is behind the best trial by {-gap:.3g} +- {error:.2g} after {len(done)} seeds"
     return reason

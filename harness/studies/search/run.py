@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -27,7 +27,7 @@ from harness.studies.search.cells import Runner, Stopped, local_runner
 from harness.studies.search.space import suggest
 from harness.studies.search.spec import Budget, Search
 from harness.studies.search.store import lock_folder, open_studies, present, take_back
-from harness.studies.search.trials import Surroundings, TrialOutcome, aggregate, evaluate, violation
+from harness.studies.search.trials import Surroundings, TrialOutcome, aggregate, evaluate, has_failed, violation
 
 WAIT_S = 1.0
 """Between two looks of a worker that has nothing to do while trials run elsewhere."""
@@ -88,7 +88,7 @@ def usage(trials: Sequence[FrozenTrial], num_seeds: int) -> Usage:
         cells=sum(len(t.user_attrs.get("cells", {})) for t in ended),
         seconds=sum(costs),
         running=running,
-        failed=sum(t.state == TrialState.FAIL and "reason" in t.user_attrs for t in trials),
+        failed=sum(map(has_failed, trials)),
         ahead_cells=running * num_seeds,
         ahead_s=running * (fmean(costs) if costs else 0.0),
     )
@@ -116,8 +116,9 @@ def charge(budget: Budget, spent: Usage) -> float:
     return spent.cells + spent.ahead_cells if budget.cells is not None else spent.trials + spent.running
 
 
-def claim(session: Session) -> tuple[str, Trial, dict[str, Any]] | bool:
-    """A trial of this worker, with its knobs; True: none now, trials run; False: none any more.
+def claim(session: Session) -> tuple[str, Trial, dict[str, Any]] | Literal["wait", "done"]:
+    """(share, trial, its knobs) for this worker; "wait" while others' trials may leave budget, "done" where none is
+    left.
 
     Raises ValueError where too many trials failed.
     """
@@ -129,20 +130,16 @@ def claim(session: Session) -> tuple[str, Trial, dict[str, Any]] | bool:
         spent = {share: usage(found, len(search.seeds)) for share, found in trials.items()}
         whole = total(list(spent.values()))
         if whole.failed > MAX_FAILED:
-            reason = next(t.user_attrs["reason"] for found in trials.values() for t in found if _is_own_failure(t))
+            reason = next(t.user_attrs["reason"] for found in trials.values() for t in found if has_failed(t))
             raise ValueError(f"{search.name}: {whole.failed} trials failed, the first because of: {reason}")
         if not has_room(budget, whole, len(search.seeds)):
-            return whole.running > 0
+            return "wait" if whole.running else "done"
         waiting = [s for s, found in trials.items() if any(t.state == TrialState.WAITING for t in found)]
         share = min(waiting or list(spent), key=lambda s: charge(budget, spent[s]))
         trial = session.studies[share].ask()
         trial.set_user_attr("worker", session.worker)
         fixed = {budget.per: _choice(search, share)} if budget.per else {}
         return share, trial, suggest(trial, search.space, fixed)
-
-
-def _is_own_failure(trial: FrozenTrial) -> bool:
-    return trial.state == TrialState.FAIL and "reason" in trial.user_attrs
 
 
 def _choice(search: Search, share: str) -> Any:
@@ -155,9 +152,9 @@ def work(session: Session) -> None:
     """One worker: trials until none is left. Returns early when asked to stop."""
     while not session.around.stop.is_set():
         claimed = claim(session)
-        if claimed is False:
+        if claimed == "done":
             return
-        if claimed is True or not isinstance(claimed, tuple):
+        if claimed == "wait":
             session.around.stop.wait(WAIT_S)
             continue
         share, trial, values = claimed

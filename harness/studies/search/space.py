@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from harness.config.load import groups, leaves, load
+from harness.config.load import groups, leaves, load, quoted
 from harness.config.resolve import resolve
 from harness.config.schema import RunConfig
 from harness.foundation.did_you_mean import nearest
@@ -20,6 +20,9 @@ from harness.run.checks import check
 from harness.studies.search.spec import Knob, Search, is_active
 from harness.sweep import seed_words, with_default_precision
 
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
+
 _HYDRA = threading.Lock()
 """Hydra keeps the configuration that it composes in one global place."""
 DIGITS = 4
@@ -28,23 +31,7 @@ MAX_COMBINATIONS = 512
 """Combinations of choices that are composed before a search starts; of more, the first ones."""
 
 
-class Suggests(Protocol):
-    """The part of an Optuna trial that is needed here."""
-
-    def suggest_float(self, name: str, low: float, high: float, *, step: float | None, log: bool) -> float:
-        """A number of a range."""
-        ...
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int, log: bool) -> int:
-        """A whole number of a range."""
-        ...
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """One of some choices."""
-        ...
-
-
-def suggest(trial: Suggests, space: Mapping[str, Knob], fixed: Mapping[str, Any]) -> dict[str, Any]:
+def suggest(trial: BaseTrial, space: Mapping[str, Knob], fixed: Mapping[str, Any]) -> dict[str, Any]:
     """The knobs of a trial, those of `fixed` as they are; real numbers with four significant digits."""
     values = dict[str, Any]()
     for name, knob in space.items():
@@ -55,7 +42,7 @@ def suggest(trial: Suggests, space: Mapping[str, Knob], fixed: Mapping[str, Any]
     return values
 
 
-def _one(trial: Suggests, name: str, knob: Knob) -> Any:
+def _one(trial: BaseTrial, name: str, knob: Knob) -> Any:
     if knob.choices is not None:
         return trial.suggest_categorical(name, list(knob.choices))
     assert knob.low is not None and knob.high is not None
@@ -89,9 +76,7 @@ def is_key(name: str) -> bool:
 
 def text(value: Any) -> str:
     """A value as Hydra's grammar wants it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return repr(significant(value, DIGITS)) if isinstance(value, float) else str(value)
+    return quoted(significant(value, DIGITS))
 
 
 def cell_of(overrides: list[str], seed: int) -> RunConfig:

@@ -6,6 +6,7 @@ Values only. What Optuna makes of it is in `harness.studies.search.store`, what 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -249,16 +250,8 @@ def identity(search: Search) -> dict[str, Any]:
     kept = ("overrides", "space", "seeds", "objectives", "constraint", "pruner")
     if not search.pruner.halving:
         del values["pruner"]["halving"]  # studies from before it are the same search
-    return {key: _plain(values[key]) for key in kept} | {
-        "budget.per": search.budget.per,
-        "numerics_version": NUMERICS_VERSION,
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    found = {key: values[key] for key in kept} | {"budget.per": search.budget.per, "numerics_version": NUMERICS_VERSION}
+    return json.loads(json.dumps(found))
 
 
 def changes(stored: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:

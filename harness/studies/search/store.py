@@ -161,7 +161,7 @@ def study_names(search: Search) -> dict[str, str]:
 
 
 def _check_identity(search: Search, results: Path, stored: Any) -> None:
-    lines = [] if stored is None else changes(stored, json.loads(json.dumps(identity(search))))
+    lines = [] if stored is None else changes(stored, identity(search))
     if lines:
         raise ValueError(
             f"{search.name}: {journal_path(results, search.name)} holds trials of another search: {'; '.join(lines)}. "
@@ -203,9 +203,8 @@ def _enqueue_grid(search: Search, study: optuna.Study, share: str) -> None:
             study.enqueue_trial(knobs)
 
 
-def take_back(study: optuna.Study, trials: Sequence[FrozenTrial], results: Path, name: str) -> int:
-    """Fail the running trials whose owner is gone and enqueue them again: how many. Call with the study's lock."""
-    count = 0
+def take_back(study: optuna.Study, trials: Sequence[FrozenTrial], results: Path, name: str) -> None:
+    """Fail the running trials whose owner is gone and enqueue them again. Call with the study's lock."""
     for trial in trials:
         if trial.state != TrialState.RUNNING or is_alive(results, name, trial.user_attrs.get("worker")):
             continue
@@ -215,8 +214,6 @@ def take_back(study: optuna.Study, trials: Sequence[FrozenTrial], results: Path,
             kept = {key: trial.user_attrs[key] for key in ("baseline",) if key in trial.user_attrs}
             knobs = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
             study.enqueue_trial(knobs, user_attrs=kept | {"attempt": attempt + 1, "again": trial.number})
-        count += 1
-    return count
 
 
 def put_aside(results: Path, name: str) -> Path | None:

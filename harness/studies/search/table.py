@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from harness.config.load import run_id
 from harness.config.schema import Launch
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import with_interval
 from harness.records.paths import searches_folder, tables_folder
 from harness.records.run_result import RunResult, write_atomic
 from harness.records.stats import further_seeds, paired, verdict
@@ -26,7 +27,6 @@ from harness.studies.search.confirm import (
     confirmed,
     contenders,
     fresh_scores,
-    is_feasible,
     searched_mean,
     values_of,
 )
@@ -34,7 +34,7 @@ from harness.studies.search.pruning import oriented
 from harness.studies.search.space import cell_of, text
 from harness.studies.search.spec import Search
 from harness.studies.search.store import open_studies
-from harness.studies.search.trials import metrics_of
+from harness.studies.search.trials import complete_trials, has_failed, is_feasible, metrics_of
 
 NUM_SHOWN = 10
 """Best trials that the table lists per share."""
@@ -72,7 +72,8 @@ def _answer(
     best = best_found(search, trials)
     base = compared_with(share, found)
     if best is None:
-        ended = sum(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in trials)
+        own = [t for t in trials if "baseline" not in t.user_attrs]
+        ended = sum(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in own)
         return f"{where}none of {ended} trials beside the baselines was complete and within the constraint."
     tied = sum(is_feasible(t) and "baseline" not in t.user_attrs and t.values[0] == best.values[0] for t in trials)
     shown = f"trial {best.number} ({knobs_text(values_of(best), search)})" + f", one of {tied} that tie" * (tied > 1)
@@ -120,7 +121,7 @@ def fresh_section(
     first = metrics[0]
     has_baseline = any(c.kind == "baseline" for c in found)
     other = "its baseline" if has_baseline or not found else found[0].name
-    head = ["", "trial", *(f"{m}" for m in metrics), f"{first} against {other}", "ended well"]
+    head = ["", "trial", *metrics, f"{first} against {other}", "ended well"]
     rows = list[list[str]]()
     for contender in found:
         base = compared_with(contender.share, found)
@@ -140,12 +141,12 @@ def _mean(records: Mapping[int, RunResult], metric: str) -> str:
     if not scores:
         return "-"
     d = paired(scores, dict.fromkeys(scores, 0.0))
-    return f"{d.mean:.4g}" + ("" if math.isnan(d.low) else f" [{d.low:.4g}, {d.high:.4g}]")
+    return with_interval(d.mean, d.low, d.high, ".4g")
 
 
 def _gap(contender: Contender, base: Contender, records: Mapping[str, Mapping[int, RunResult]], metric: str) -> str:
     d = compared(records[contender.name], records[base.name], metric)
-    return "-" if math.isnan(d.low) else f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}] ({verdict(d.low, d.high)})"
+    return "-" if math.isnan(d.low) else f"{with_interval(d.mean, d.low, d.high, '+.3f')} ({verdict(d.low, d.high)})"
 
 
 def trials_section(search: Search, studies: Mapping[str, Study]) -> list[str]:
@@ -153,9 +154,8 @@ def trials_section(search: Search, studies: Mapping[str, Study]) -> list[str]:
     names = [o.metric for o in search.objectives]
     sections: list[str] = []
     for share, study in studies.items():
-        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         front = {t.number for t in study.best_trials}
-        ranked = sorted(complete, key=lambda t: -oriented(t.values[0], search.objectives[0]))
+        ranked = sorted(complete_trials(study), key=lambda t: -oriented(t.values[0], search.objectives[0]))
         chosen = ranked[:NUM_SHOWN] + [t for t in ranked[NUM_SHOWN:] if "baseline" in t.user_attrs]
         head = ["trial", "knobs", *names, "feasible", "front", "baseline"]
         rows = list[list[str]]()
@@ -176,7 +176,7 @@ def spent_section(search: Search, trials: Trials) -> list[str]:
     reasons: Counter[str] = Counter()
     for share, of_share in trials.items():
         states = Counter(t.state for t in of_share)
-        own = sum(t.state == TrialState.FAIL and "reason" in t.user_attrs for t in of_share)
+        own = sum(map(has_failed, of_share))
         cells = sum(len(t.user_attrs.get("cells", {})) for t in of_share)
         hours = sum(float(t.user_attrs.get("cost_s", 0.0)) for t in of_share) / 3600
         rows.append([share or "all", str(states[TrialState.COMPLETE]), str(states[TrialState.PRUNED]), str(own),

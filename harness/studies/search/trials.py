@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, Literal
 
+from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from harness.config.load import run_id
@@ -115,7 +116,8 @@ def evaluate(
         if missing := [metric for metric, value in found.items() if value is None]:
             return ended("failed", f"seed {seed}: the record has no {missing[0]}")
         scores[seed] |= {metric: value for metric, value in found.items() if value is not None}
-        beaten = is_beaten(scores, complete_scores(peers()), search.seeds, search.objectives, search.pruner)
+        feasible = [scores_of(trial) for trial in peers() if is_feasible(trial)]
+        beaten = is_beaten(scores, feasible, search.seeds, search.objectives, search.pruner)
         others = [scores_of(t) for t in peers() if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
         beaten = beaten or is_below_half(scores, others, search.seeds, search.objectives[0], search.pruner)
         if beaten is not None:
@@ -139,13 +141,19 @@ def scores_of(trial: FrozenTrial) -> dict[int, dict[str, float]]:
     return {int(seed): dict(values) for seed, values in trial.user_attrs.get("scores", {}).items()}
 
 
-def complete_scores(trials: Sequence[FrozenTrial]) -> list[Scores]:
-    """Scores of the complete and feasible trials."""
-    return [
-        scores_of(t)
-        for t in trials
-        if t.state == TrialState.COMPLETE and all(value <= 0 for value in t.constraints.values())
-    ]
+def complete_trials(study: Study) -> list[FrozenTrial]:
+    """The complete trials of a study."""
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+
+
+def is_feasible(trial: FrozenTrial) -> bool:
+    """Complete, and within the constraint."""
+    return trial.state == TrialState.COMPLETE and all(value <= 0 for value in trial.constraints.values())
+
+
+def has_failed(trial: FrozenTrial) -> bool:
+    """Did it fail by itself? A trial whose worker died has no reason."""
+    return trial.state == TrialState.FAIL and "reason" in trial.user_attrs
 
 
 def _half_rewards(trials: Sequence[FrozenTrial], seed: int) -> list[float]:

@@ -4,6 +4,7 @@
       -> worker: one engine load serves every cell, results/throughput/<sweep>/<size>-<precision>.json after each
       -> report: tables and figures
 
+    map_cells.py          cells of the map, as result files keep them
     plan.py               cells and engines of a sweep, and what is still missing
     shapes.py             Qwen2.5 by size, and the plans of precisions
     estimates.py          fit, room for cache and measuring time, before an engine is loaded

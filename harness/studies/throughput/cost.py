@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
-from harness.studies.throughput.plan import BASELINE, Sweep, cell_key
+import numpy as np
+
+from harness.studies.throughput.map_cells import Records, entry, measured
+from harness.studies.throughput.plan import BASELINE, Sweep
 
 Point = tuple[float, float]
 """(context in tokens, step in ms), by rising context."""
@@ -22,12 +24,8 @@ NOISE = 0.03
 
 def curve(record: Mapping[str, Any], batch: int) -> list[Point]:
     """The measured steps of one batch size by context."""
-    found = [
-        (float(cell["context"]), float(cell["step_ms"]))
-        for key, cell in record.get("cells", {}).items()
-        if key.startswith(f"{batch}x") and cell["status"] == "ok"
-    ]
-    return sorted(found)
+    cells = measured(record).items()
+    return sorted((float(cell["context"]), float(cell["step_ms"])) for (own, _), cell in cells if own == batch)
 
 
 def integral(points: Sequence[Point], start: float, end: float) -> float | None:
@@ -47,13 +45,9 @@ def integral(points: Sequence[Point], start: float, end: float) -> float | None:
         knots.insert(0, (start, y0 - before * (x0 - start)))
     if end > x3:
         knots.append((end, y3 + after * (end - x3)))
-    total = 0.0
-    for (a, u), (b, v) in pairwise(knots):
-        low, high = max(a, start), min(b, end)
-        if low < high:
-            at = [u + (v - u) * (x - a) / (b - a) for x in (low, high)]
-            total += (high - low) * (at[0] + at[1]) / 2
-    return total
+    x, y = np.array(knots).T
+    at = np.array([start, *x[(start < x) & (x < end)], end])
+    return float(np.trapezoid(np.interp(at, x, y), at))
 
 
 def reached(sweep: Sweep, length: int) -> int:
@@ -76,11 +70,10 @@ def generation_tokens_per_s(record: Mapping[str, Any], batch: int, prompt: int, 
 
 def decode_tokens_per_s(record: Mapping[str, Any], batch: int, length: int) -> float | None:
     """Tokens/s of a cell, None where it was not measured."""
-    cell = record.get("cells", {}).get(cell_key(batch, length), {})
-    return cell.get("tokens_per_s") if cell.get("status") == "ok" else None
+    return entry(record, batch, length).get("tokens_per_s")
 
 
-def baseline_of(records: Mapping[str, Mapping[str, Any]], size: str) -> Mapping[str, Any]:
+def baseline_of(records: Records, size: str) -> Mapping[str, Any]:
     """The BF16 record of a size; empty where there is none."""
     return records.get(f"{size}-{BASELINE}", {})
 

@@ -22,10 +22,11 @@ from pathlib import Path
 from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import last_words, tail
 from harness.foundation.visible_gpus import visible_gpus
+from harness.records.paths import throughput_folder
 from harness.studies.throughput import cores
 from harness.studies.throughput.engine_arguments import environment, refusal
 from harness.studies.throughput.plan import EngineSpec, Sweep, missing
-from harness.studies.throughput.records import folder_of, new_record, read_record, write_record
+from harness.studies.throughput.records import new_record, read_record, write_record
 
 POLL_S = 0.1
 GRACE_S = 2.0
@@ -129,7 +130,7 @@ def refuse(sweep: Sweep, queue: Sequence[EngineSpec], results: Path, tell: Tell)
         if reason is None:
             possible.append(spec)
             continue
-        path = folder_of(results, sweep.name) / f"{spec.stem}.json"
+        path = throughput_folder(results, sweep.name) / f"{spec.stem}.json"
         write_record(path, (read_record(path) or new_record(sweep, spec)) | {"skipped": reason})
         tell(f"{spec.stem:<22}skipped: {reason}")
     return possible
@@ -139,7 +140,7 @@ def drive(
     sweep: Sweep, queue: Sequence[EngineSpec], results: Path, gpus: Sequence[str | None], deadline_s: float, tell: Tell
 ) -> list[EngineSpec]:
     """Measure engines in order; returns those left when time (`time.monotonic`) ends. Ctrl-C ends all processes."""
-    folder, waiting = folder_of(results, sweep.name), list(queue)
+    folder, waiting = throughput_folder(results, sweep.name), list(queue)
     # On a CPU nothing imports beside a measurement, which needs every core.
     split = cores.shares(cores.visible(), len(gpus)) if sweep.device == "cuda" else None
     lanes = [Lane(sweep, gpu, folder, split[at] if split else None) for at, gpu in enumerate(gpus)]

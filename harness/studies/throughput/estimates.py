@@ -6,10 +6,13 @@ Estimates; what an engine then says about its cache wins over them.
 from __future__ import annotations
 
 from harness.engines.vllm.memory import kv_bytes_per_token, weight_bytes
+from harness.foundation.clock import GIB
+from harness.studies.throughput.map_cells import cell_of
 from harness.studies.throughput.plan import EngineSpec, Sweep
 from harness.studies.throughput.shapes import plan_of, shape_of
 
-GIB = 2**30
+DEVICE_GIB = 139.8
+"""An H200, as CUDA counts its memory."""
 OVERHEAD_GIB = 3.0
 """CUDA context, activations of 8192 tokens, logits of 256 sequences and graphs, roughly."""
 UTILIZATION = 0.9
@@ -60,11 +63,11 @@ def expected_s(sweep: Sweep, spec: EngineSpec, keys: list[str], device_gib: floa
         return LOAD_S + spec.check.length * step_expected_s(spec.size, spec.precision, spec.check.batch, half)
     total, capacity = LOAD_S, kv_tokens_expected(spec.size, spec.precision, device_gib)
     for key in keys:
-        batch, _, length = key.partition("x")
+        batch, length = cell_of(key) if key[0].isdigit() else (0, 0)
         if not length:
             total += 1.0
-        elif int(batch) * int(length) <= capacity:
-            step = step_expected_s(spec.size, spec.precision, int(batch), int(length))
+        elif batch * length <= capacity:
+            step = step_expected_s(spec.size, spec.precision, batch, length)
             counted = min(sweep.max_steps * step, max(sweep.min_steps * step, sweep.cell_s))
             total += counted + sweep.warm_steps * step + CELL_S
     return total

@@ -13,11 +13,11 @@ from statistics import fmean
 from typing import Any, Literal
 
 from harness.studies.throughput.cost import decode_tokens_per_s, generation_tokens_per_s, ratio, reached
-from harness.studies.throughput.plan import BASELINE, MapCell, Sweep
+from harness.studies.throughput.map_cells import MapCell, Records
+from harness.studies.throughput.plan import BASELINE, Sweep
 from harness.studies.throughput.settled import disturbed_cells
 from harness.studies.throughput.waiting import host_bound_cells
 
-Records = Mapping[str, Mapping[str, Any]]
 REACHED = 1
 """Steps of the grid to a neighbour, along batch and length."""
 

@@ -27,9 +27,10 @@ from harness.studies.throughput.cost import (
     ratio,
     reached,
 )
-from harness.studies.throughput.plan import BASELINE, MapCell, Sweep
+from harness.studies.throughput.map_cells import MapCell, Records
+from harness.studies.throughput.plan import BASELINE, Sweep
 from harness.studies.throughput.settled import SPREAD, disturbed_cells
-from harness.studies.throughput.tables import Records, measured_specs, shown_batch, shown_length
+from harness.studies.throughput.tables import measured_specs, shown_batch, shown_length
 from harness.studies.throughput.waiting import host_bound_cells
 
 LOOKS = {

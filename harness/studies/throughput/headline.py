@@ -14,9 +14,11 @@ from matplotlib.figure import Figure
 from harness.report.plots.style import INK
 from harness.studies.throughput.cost import baseline_of, decode_ratios
 from harness.studies.throughput.figures import LOOKS, OTHER, batch_axis
+from harness.studies.throughput.map_cells import Records
 from harness.studies.throughput.plan import BASELINE, Sweep
 from harness.studies.throughput.settled import disturbed_cells
-from harness.studies.throughput.tables import Records, shown_length
+from harness.studies.throughput.shapes import in_order
+from harness.studies.throughput.tables import shown_length
 from harness.studies.throughput.waiting import host_bound_cells
 
 FOUR_BIT = ("nvfp4", "int4", "mxfp4", "nf4")
@@ -33,9 +35,10 @@ Ratios = Mapping[str, Mapping[str, Mapping[int, float]]]
 
 
 def quiet_ratios(sweep: Sweep, records: Records) -> Ratios:
-    """The ratios at the context that is shown, of the sizes where all formats were measured and none was disturbed."""
+    """The ratios at the context that is shown, of the sizes where all formats were measured and none was disturbed,
+    smallest first."""
     length, found = shown_length(sweep), dict[str, dict[str, dict[int, float]]]()
-    for size in sweep.sizes:
+    for size in in_order(sweep.sizes):
         every = [records.get(f"{size}-{precision}", {}) for precision in sweep.precisions]
         marked = (disturbed_cells(record) | host_bound_cells(record) for record in every)
         ratios = {
@@ -45,7 +48,7 @@ def quiet_ratios(sweep: Sweep, records: Records) -> Ratios:
         }
         if ratios and all(ratios.values()) and not any(context == length for cells in marked for _, context in cells):
             found[size] = ratios
-    return dict(sorted(found.items(), key=lambda item: float(item[0].rstrip("b"))))
+    return found
 
 
 def title(ratios: Ratios) -> str:

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.engines.vllm.cpu_fixes import allow_tiles
+from harness.foundation.clock import GIB
+from harness.foundation.time_stamp import now
 from harness.studies.throughput.engine_arguments import llm_arguments
-from harness.studies.throughput.estimates import GIB, kv_tokens_needed
+from harness.studies.throughput.estimates import kv_tokens_needed
 from harness.studies.throughput.measure import most_tokens, prompt_length, prompt_of
 from harness.studies.throughput.plan import EngineSpec, Sweep
-from harness.studies.throughput.records import now
 from harness.studies.throughput.stepping import Stepper, full_steps
 
 TOLD = re.compile(

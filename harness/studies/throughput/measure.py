@@ -8,7 +8,6 @@ runs with the collector on, as a user's does, and says how long that took.
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from harness.studies.throughput.plan import Check, Sweep
@@ -31,25 +31,14 @@ WINDOW = 64
 """Steps on either side of a context of the map that are compared with its cell."""
 
 
-def quantile(values: Sequence[float], q: float) -> float:
-    """Linear interpolation between order statistics. Raises ValueError for no values."""
-    if not values:
-        raise ValueError("quantile of no values")
-    ordered = sorted(values)
-    at = q * (len(ordered) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
-
-
 def step_stats(times: Sequence[float], warm: int, batch: int) -> dict[str, Any]:
     """Median, 10th and 90th percentile (ms) of the intervals after the first `warm`, and tokens/s at the median."""
     steps = [1e3 * (b - a) for a, b in pairwise(times)][warm:]
     middle = median(steps)
     return {
         "step_ms": round(middle, 4),
-        "step_ms_p10": round(quantile(steps, 0.1), 4),
-        "step_ms_p90": round(quantile(steps, 0.9), 4),
+        "step_ms_p10": round(float(np.quantile(steps, 0.1)), 4),
+        "step_ms_p90": round(float(np.quantile(steps, 0.9)), 4),
         "tokens_per_s": round(1e3 * batch / middle, 1),
         "num_steps": len(steps),
     }
@@ -209,8 +198,8 @@ def _stretch(taken: Sequence[float], prompt: int, start: int, end: int) -> dict[
         "context": prompt + (start + end) // 2,
         "step_ms": round(sum(steps) / len(steps), 4),
         "median_ms": round(median(steps), 4),
-        "p10_ms": round(quantile(steps, 0.1), 4),
-        "p90_ms": round(quantile(steps, 0.9), 4),
+        "p10_ms": round(float(np.quantile(steps, 0.1)), 4),
+        "p90_ms": round(float(np.quantile(steps, 0.9)), 4),
     }
 
 

@@ -6,7 +6,7 @@ Every engine is one process that loads one model: a size in a precision, or the 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,14 +17,15 @@ from harness.config.load import parse, read_yaml
 from harness.config.schema import Name
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.project_files import SWEEPS
+from harness.studies.throughput.map_cells import MapCell, cell_key
 from harness.studies.throughput.settled import doubtful
 from harness.studies.throughput.shapes import PRECISIONS, SIZES, plan_of, shape_of
 from harness.sweep import file_of
 
 BASELINE = "bf16"
 Context = Literal["filled", "prefilled"]
-MapCell = tuple[int, int]
-"""(batch, length): one cell of the map of decode rates."""
+ONLY = {"size": SIZES, "precision": PRECISIONS}
+"""Keys of `--only` -> their valid values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +110,9 @@ class Sweep:
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"{name}={list(values)}: at least one value, and none twice, is expected")
         for name in ("lengths", "batches"):
-            if any(value < 1 for value in getattr(self, name)) or list(getattr(self, name)) != sorted(
-                getattr(self, name)
-            ):
-                raise ValueError(f"{name}={list(getattr(self, name))}: rising whole numbers above 0 are expected")
+            values = list(getattr(self, name))
+            if values != sorted(values) or values[0] < 1:
+                raise ValueError(f"{name}={values}: rising whole numbers above 0 are expected")
         named = (*self.extra, *self.pairs, *self.checks)
         for size in (*self.sizes, *(entry.size for entry in named)):
             shape_of(size)
@@ -169,13 +169,10 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
     path = Path(name) if is_elsewhere else file_of(name, folder, "throughput")  # one elsewhere has any name
     try:
         values = {"name": path.stem} | read_yaml(path)
-        fields = {field.name: field for field in dataclasses.fields(Sweep)}
+        fields = [field.name for field in dataclasses.fields(Sweep)]
         for key in values:
             if key not in fields:
                 raise ValueError(f"unknown key {key}; {nearest(key, fields)}")
-        for key, field in fields.items():
-            if field.default is dataclasses.MISSING and key not in values:
-                raise ValueError(f"{key} is missing")
         return parse(Sweep, values)
     except ValueError as error:
         words = str(error)
@@ -187,45 +184,27 @@ def cells(sweep: Sweep) -> list[MapCell]:
     return [(batch, length) for length in sweep.lengths for batch in sorted(sweep.batches, reverse=True)]
 
 
-def cell_key(batch: int, length: int) -> str:
-    """The name of a cell in a result file."""
-    return f"{batch}x{length}"
-
-
-def engine_specs(sweep: Sweep, only: Mapping[str, str] | None = None) -> list[EngineSpec]:
+def engine_specs(sweep: Sweep, only: Mapping[str, Collection[str]] | None = None) -> list[EngineSpec]:
     """Every engine in the order of the file, checks first: they take longest.
 
-    `only` keeps those with its size or precision.
+    `only` keeps those with one of its sizes and one of its precisions (`read_only`).
     """
-    wanted = dict(only or {})
-    for key, valid in (("size", SIZES), ("precision", PRECISIONS)):
-        for value in _words(wanted.get(key)):
-            if value not in valid:
-                raise ValueError(f"--only {key}={value}: {nearest(value, valid)}")
     everything = [EngineSpec(size=check.size, precision=check.precision, check=check) for check in sweep.checks]
     everything += [EngineSpec(size=size, precision=precision) for size in sweep.sizes for precision in sweep.precisions]
     everything += [EngineSpec(size=entry.size, precision=entry.precision) for entry in sweep.extra]
-    return [
-        spec
-        for spec in everything
-        if spec.size in (_words(wanted.get("size")) or [spec.size])
-        and spec.precision in (_words(wanted.get("precision")) or [spec.precision])
-    ]
+    return [spec for spec in everything if all(getattr(spec, key) in values for key, values in (only or {}).items())]
 
 
-def _words(text: str | None) -> list[str]:
-    return text.split("+or+") if text else []
-
-
-def read_only(text: str | None) -> dict[str, str]:
-    """`size=7b,precision=int8` as a mapping. Raises ValueError for another key."""
-    found: dict[str, str] = {}
-    for part in (text or "").split(","):
+def read_only(text: str | None) -> dict[str, list[str]]:
+    """`size=7b,precision=int8` as key -> values. Raises ValueError for another key or an unknown value."""
+    found: dict[str, list[str]] = {}
+    for part in filter(None, (text or "").split(",")):
         key, _, value = part.partition("=")
-        if part and (key not in ("size", "precision") or not value):
+        if key not in ONLY or not value:
             raise ValueError(f"--only {part}: size=NAME or precision=NAME is expected")
-        if part:
-            found[key] = f"{found[key]}+or+{value}" if key in found else value
+        if value not in ONLY[key]:
+            raise ValueError(f"--only {part}: {nearest(value, ONLY[key])}")
+        found.setdefault(key, []).append(value)
     return found
 
 
@@ -242,8 +221,8 @@ def missing(sweep: Sweep, spec: EngineSpec, record: Mapping[str, Any] | None) ->
     if "skipped" in found:
         return []
     done: Mapping[str, Any] = found.get("cells", {})
-    again = doubtful(done)
-    keys = [key for key in (cell_key(*cell) for cell in cells(sweep)) if key not in done or key in again]
+    again = doubtful(found)
+    keys = [cell_key(*cell) for cell in cells(sweep) if cell_key(*cell) not in done or cell in again]
     keys += [f"breakdown/{batch}" for batch in sweep.breakdown if str(batch) not in found.get("breakdown", {})]
     if sweep.prefill_tokens and "prefill" not in found:
         keys.append("prefill")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,6 @@ from harness.records.run_result import write_atomic
 from harness.studies.throughput.plan import EngineSpec, Sweep, engine_specs
 
 Record = dict[str, Any]
-
-
-def folder_of(results: Path, sweep: str) -> Path:
-    """Folder of the files of a sweep."""
-    return throughput_folder(results, sweep)
-
-
-def now() -> str:
-    """ISO 8601, UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def read_record(path: Path) -> Record:
@@ -62,6 +51,6 @@ def _dumps(value: Any) -> str:
 
 def read_records(results: Path, sweep: Sweep) -> dict[str, Record]:
     """File stem -> record, in the order of the sweep; stems without a file are left out."""
-    folder = folder_of(results, sweep.name)
+    folder = throughput_folder(results, sweep.name)
     found = {spec.stem: read_record(folder / f"{spec.stem}.json") for spec in engine_specs(sweep)}
     return {stem: record for stem, record in found.items() if record}

@@ -8,14 +8,14 @@ from pathlib import Path
 from harness.records.paths import figures_folder, tables_folder
 from harness.records.run_result import write_atomic
 from harness.studies.throughput import tables
+from harness.studies.throughput.map_cells import Records, measured
 from harness.studies.throughput.plan import Sweep, missing
-from harness.studies.throughput.tables import Records
 from harness.studies.throughput.trust import trust_lines
 
 
 def check_measured(sweep: Sweep, records: Records) -> None:
     """Raises ValueError where nothing is measured."""
-    if not any(cell.get("status") == "ok" for record in records.values() for cell in record.get("cells", {}).values()):
+    if not any(map(measured, records.values())):
         raise ValueError(f"{sweep.name}: nothing is measured; lowbit throughput {sweep.name} measures it")
 
 

@@ -5,7 +5,10 @@ Left out: bytes of weights and cache (`harness.engines.vllm.memory`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from harness.api import Plan
+from harness.engines.vllm.memory import num_parameters
 from harness.foundation.did_you_mean import nearest
 from harness.models.decoder import DecoderConfig
 from harness.numerics.formats import format_named, format_or_none
@@ -75,6 +78,11 @@ def shape_of(size: str) -> DecoderConfig:
     if size not in SIZES:
         raise ValueError(f"sizes: {size!r} is unknown; {nearest(size, SIZES)}")
     return SIZES[size]
+
+
+def in_order(sizes: Iterable[str]) -> list[str]:
+    """Sizes by their number of parameters."""
+    return sorted(sizes, key=lambda size: num_parameters(shape_of(size)))
 
 
 def plan_of(precision: str) -> Plan:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import number_cell
 from harness.studies.throughput.cost import (
     baseline_of,
     decode_ratios,
@@ -17,11 +18,12 @@ from harness.studies.throughput.cost import (
     ratio,
     reached,
 )
-from harness.studies.throughput.plan import BASELINE, EngineSpec, MapCell, Sweep, cells, engine_specs
+from harness.studies.throughput.map_cells import MapCell, Records, cell_key, entry, measured
+from harness.studies.throughput.plan import BASELINE, EngineSpec, Sweep, cells, engine_specs
 from harness.studies.throughput.settled import disturbed_cells
+from harness.studies.throughput.shapes import in_order
 from harness.studies.throughput.waiting import device_ms, host_bound_cells
 
-Records = Mapping[str, Mapping[str, Any]]
 Rows = list[list[str]]
 NONE = "-"
 COLUMNS = (
@@ -43,7 +45,7 @@ def shown_batch(sweep: Sweep) -> int:
 
 def map_specs(sweep: Sweep) -> list[EngineSpec]:
     """Every size in every precision, checks left out, in the order of the model's size."""
-    order = sorted(sweep.sizes, key=lambda size: float(size.removesuffix("b")) if size[0].isdigit() else 0.0)
+    order = in_order(sweep.sizes)
     wanted = {(spec.size, spec.precision): spec for spec in engine_specs(sweep) if spec.check is None}
     extra = {size: [entry.precision for entry in sweep.extra if entry.size == size] for size in order}
     return [wanted[size, precision] for size in order for precision in (*sweep.precisions, *extra[size])]
@@ -51,11 +53,7 @@ def map_specs(sweep: Sweep) -> list[EngineSpec]:
 
 def measured_specs(sweep: Sweep, records: Records) -> list[EngineSpec]:
     """The engines with a measured cell; why others have none is told once, by `missing_table`."""
-    return [spec for spec in map_specs(sweep) if _has_cell(records.get(spec.stem, {}))]
-
-
-def _has_cell(record: Mapping[str, Any]) -> bool:
-    return any(cell.get("status") == "ok" for cell in record.get("cells", {}).values())
+    return [spec for spec in map_specs(sweep) if measured(records.get(spec.stem, {}))]
 
 
 def csv_text(sweep: Sweep, records: Records) -> str:
@@ -71,7 +69,7 @@ def csv_text(sweep: Sweep, records: Records) -> str:
 
 def _row(sweep: Sweep, records: Records, spec: EngineSpec, batch: int, length: int) -> dict[str, Any]:
     record, base = records.get(spec.stem, {}), baseline_of(records, spec.size)
-    cell = dict(record.get("cells", {}).get(f"{batch}x{length}", {}))
+    cell = entry(record, batch, length)
     row: dict[str, Any] = {"size": spec.size, "precision": spec.precision, "batch": batch, "length": length}
     row["status"] = cell.get("status") or _whole(record) or "not measured"
     row |= {key: cell[key] for key in COLUMNS if key in cell and key != "status"}
@@ -82,9 +80,9 @@ def _row(sweep: Sweep, records: Records, spec: EngineSpec, batch: int, length: i
         engine = record["engines"][cell["engine"]]
         row |= {key: engine[key] for key in ("kv_tokens", "load_s", "weights_gib", "device")} | engine["versions"]
         pair = [generation_tokens_per_s(each, batch, sweep.prompt, length) for each in (record, base)]
-        row["ratio_to_bf16"] = number(ratio(cell["tokens_per_s"], decode_tokens_per_s(base, batch, length)), ".4f")
-        row["generation_tokens_per_s"] = number(pair[0], ".1f")
-        row["generation_ratio_to_bf16"] = number(ratio(*pair), ".4f")
+        row["ratio_to_bf16"] = number_cell(ratio(cell["tokens_per_s"], decode_tokens_per_s(base, batch, length)), ".4f")
+        row["generation_tokens_per_s"] = number_cell(pair[0], ".1f")
+        row["generation_ratio_to_bf16"] = number_cell(ratio(*pair), ".4f")
     return row
 
 
@@ -100,11 +98,6 @@ def mark(record: Mapping[str, Any], base: Mapping[str, Any], used: Collection[Ma
     disturbed = (disturbed_cells(record) | disturbed_cells(base)) & set(used)
     waiting = (host_bound_cells(record) | host_bound_cells(base)) & set(used)
     return "~" * bool(disturbed) + "^" * bool(waiting)
-
-
-def number(value: float | None, form: str) -> str:
-    """Formatted, a dash where there is none."""
-    return NONE if value is None else format(value, form)
 
 
 def decode_table(sweep: Sweep, records: Records) -> str:
@@ -138,7 +131,7 @@ def _with_ratio(rate: float | None, base: float | None, precision: str, marked: 
     over = ratio(rate, base)
     return (
         (marked if rate is not None else "")
-        + number(rate, ",.0f")
+        + number_cell(rate, ",.0f")
         + (f" ({over:.2f})" if over is not None and precision != BASELINE else "")
     )
 
@@ -179,9 +172,9 @@ def engine_table(sweep: Sweep, records: Records) -> str:
         engine, base = record["engines"][0], baseline_of(records, spec.size)
         prefill = record.get("prefill", {}).get("tokens_per_s")
         rows.append([
-            spec.size, spec.precision, number(engine["load_s"], ".1f"), _compiling_words(engine),
-            number(engine["weights_gib"], ".1f"),
-            number(engine["kv_tokens"] / 1e6, ".2f"),
+            spec.size, spec.precision, number_cell(engine["load_s"], ".1f"), _compiling_words(engine),
+            number_cell(engine["weights_gib"], ".1f"),
+            number_cell(engine["kv_tokens"] / 1e6, ".2f"),
             _with_ratio(prefill, base.get("prefill", {}).get("tokens_per_s"), spec.precision), _kernel(engine["log"]),
         ])  # fmt: skip
     head = [
@@ -259,14 +252,14 @@ def missing_table(sweep: Sweep, records: Records) -> str:
         record = records.get(spec.stem, {})
         groups: dict[str, list[str]] = {}
         for batch, length in cells(sweep):
-            cell = record.get("cells", {}).get(f"{batch}x{length}", {})
+            cell = entry(record, batch, length)
             status = cell.get("status") or _whole(record) or "not measured"
             if status == "failed":
                 status = f"failed: {cell['reason']}"
             if status == "skipped: kv":
                 status = f"skipped: kv (the cache holds {cell['kv_tokens']:,} tokens)"
             if status != "ok":
-                groups.setdefault(status, []).append(f"{batch}x{length}")
+                groups.setdefault(status, []).append(cell_key(batch, length))
         everything = len(cells(sweep))
         for status, keys in groups.items():
             rows.append([spec.size, spec.precision, status, "all" if len(keys) == everything else ", ".join(keys)])

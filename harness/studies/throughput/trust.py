@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import number_cell
 from harness.studies.throughput.cost import Point, curve, generation_s, integral
+from harness.studies.throughput.map_cells import Records
 from harness.studies.throughput.plan import Sweep, engine_specs
-from harness.studies.throughput.settled import SPREAD, disturbed
-from harness.studies.throughput.tables import Records, Rows, number
+from harness.studies.throughput.settled import SPREAD, disturbed_cells
+from harness.studies.throughput.tables import Rows
 from harness.studies.throughput.waiting import SHARE, host_bound_cells
 
 CLOSE = 0.01
@@ -30,7 +32,7 @@ def trust_lines(sweep: Sweep, records: Records) -> Iterator[str]:
             )
         if spec.check is not None and "seconds" in record.get("check", {}):
             yield from check_lines(f"{spec.size}-{spec.precision}", record["check"], records)
-    marked = sum(len(disturbed(record.get("cells", {}))) for record in records.values())
+    marked = sum(len(disturbed_cells(record)) for record in records.values())
     if marked:
         yield (
             f"* `~` marks what rests on a disturbed cell ({marked} of them): its steps spread by more than {SPREAD:g} "
@@ -110,7 +112,7 @@ def step_rows(check: Mapping[str, Any], mapped: Mapping[str, Any]) -> Rows:
         own = step_at(points, found["context"])
         middle = found.get("median_ms")
         rows.append([
-            str(found["context"]), number(found["step_ms"], ".3f"), number(middle, ".3f"), number(own, ".3f"),
+            str(found["context"]), *map(number_cell, (found["step_ms"], middle, own)),
             _over(found["step_ms"], own), _over(middle, own),
         ])  # fmt: skip
     return rows
@@ -122,4 +124,4 @@ def step_at(points: Sequence[Point], context: float) -> float | None:
 
 
 def _over(step: float | None, own: float | None) -> str:
-    return number(None if step is None or not own else 100 * (step / own - 1), "+.1f") + (" %" if step and own else "")
+    return "-" if step is None or own is None else f"{100 * (step / own - 1):+.1f} %"

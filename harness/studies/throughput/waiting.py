@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from harness.studies.throughput.cost import curve
-from harness.studies.throughput.plan import MapCell
+from harness.studies.throughput.map_cells import MapCell, measured
 
 SHARE = 0.1
 """Share of a step that the device idles, from which on the step is the host's."""
@@ -34,14 +34,11 @@ def idle_share(record: Mapping[str, Any], batch: int) -> float:
 
 def host_bound_cells(record: Mapping[str, Any]) -> set[MapCell]:
     """(batch, length) of the measured cells whose step is the host's."""
-    found: set[MapCell] = set()
-    for key, cell in record.get("cells", {}).items():
-        batch, length = map(int, key.split("x"))
-        if cell.get("status") != "ok" or idle_share(record, batch) <= SHARE:
-            continue
-        if cell["step_ms"] <= FLAT * curve(record, batch)[0][1]:
-            found.add((batch, length))
-    return found
+    return {
+        (batch, length)
+        for (batch, length), cell in measured(record).items()
+        if idle_share(record, batch) > SHARE and cell["step_ms"] <= FLAT * curve(record, batch)[0][1]
+    }
 
 
 def device_ms(record: Mapping[str, Any], batch: int) -> float | None:

@@ -20,13 +20,16 @@ from pathlib import Path
 from types import TracebackType
 
 from harness.config.load import parse
+from harness.foundation.clock import GIB
 from harness.foundation.root_cause import root_cause
+from harness.foundation.time_stamp import now
 from harness.studies.throughput.engine_arguments import refusal
-from harness.studies.throughput.estimates import GIB, does_not_fit, kv_tokens_needed
+from harness.studies.throughput.estimates import does_not_fit, kv_tokens_needed
 from harness.studies.throughput.loading import load, still, warm_up
+from harness.studies.throughput.map_cells import cell_key, cell_of
 from harness.studies.throughput.measure import measure_breakdown, measure_cell, measure_check, measure_prefill
-from harness.studies.throughput.plan import EngineSpec, Sweep, cell_key, cells, missing
-from harness.studies.throughput.records import Record, new_record, now, read_record, write_record
+from harness.studies.throughput.plan import EngineSpec, Sweep, cells, missing
+from harness.studies.throughput.records import Record, new_record, read_record, write_record
 from harness.studies.throughput.settled import MOST_REPEATS, doubtful, quieter
 from harness.studies.throughput.stepping import Stepper
 
@@ -128,7 +131,7 @@ def run(bench: Bench, import_s: float) -> None:
     bench.record["engines"].append(told)
     bench.write()
     keys = missing(sweep, spec, bench.record)
-    batches = [int(key.partition("x")[0]) for key in keys if key[0].isdigit()]
+    batches = [cell_of(key)[0] for key in keys if key[0].isdigit()]
     told["warm_s"] = round(warm_up(stepper, sweep, batches or [sweep.batches[0]]), 2)
     still()
     bench.write()
@@ -149,9 +152,8 @@ def measure(bench: Bench, stepper: Stepper, keys: set[str]) -> None:
             return
     beside(bench, stepper, keys)
     for _ in range(MOST_REPEATS):
-        for key in doubtful(bench.record["cells"]):
-            batch, _, length = key.partition("x")
-            if not measure_into(bench, stepper, int(batch), int(length)):
+        for batch, length in doubtful(bench.record):
+            if not measure_into(bench, stepper, batch, length):
                 return
 
 

@@ -13,7 +13,8 @@ from harness.published.claims.page import describe, judge_all, markdown, shown
 from harness.published.claims.schema import Claims, read_claims
 from harness.published.claims.speed import Map
 from harness.published.claims.speed_table import claims_table, compare
-from harness.studies.throughput.records import folder_of, write_record
+from harness.records.paths import throughput_folder
+from harness.studies.throughput.records import write_record
 from tests.published.claims.test_page import CLAIM, written
 from tests.studies.throughput import made
 
@@ -95,7 +96,7 @@ def test_what_is_not_measured_is_not_tested_yet(maps: dict[str, Map]) -> None:
 def test_the_page_reads_the_committed_map(tmp_path: Path) -> None:
     sweep = made.sweep(tmp_path)
     for stem, record in made.records(sweep).items():
-        write_record(folder_of(tmp_path, sweep.name) / f"{stem}.json", record)
+        write_record(throughput_folder(tmp_path, sweep.name) / f"{stem}.json", record)
     open_batch = TEST | {"batch": None, "against_size": "0.5b", "against_length": 512}
     known = read_claims(written(tmp_path, CLAIM | {"scale": "same", "tests": [TEST, open_batch]}), tmp_path)
     text = markdown(known, judge_all(known, tmp_path, tmp_path))

@@ -277,3 +277,11 @@ def test_copies_within_a_cluster_add_no_certainty() -> None:
     apart = stats.mean_interval(np.repeat(values, 5), [str(i) for i in range(30)])
     assert apart[1] - apart[0] < (once[1] - once[0]) / 2, "as many clusters as values would"
     assert all(math.isnan(end) for end in stats.mean_interval(values, ["a", "b"] * 3))
+
+
+def test_percentiles_of_draws_with_infinite_ones() -> None:
+    """The sixth and the 196th of 200 draws; infinite ones are the largest, and NaN is no draw."""
+    draws = np.concatenate([np.arange(190.0), np.full(10, math.inf), np.full(7, math.nan)])
+    assert stats.percentiles(draws[::-1]) == (5.0, math.inf)
+    assert stats.percentiles(np.array([3.0])) == (3.0, 3.0)
+    assert all(math.isnan(end) for end in stats.percentiles(np.array([math.nan])))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.config.load import load, split_launch
-from harness.studies.advise.configurations import CAP, group_of, ours, shown, trl, verl
+from harness.studies.advise.configurations import CAP, group_of, ours, trl, verl
 from tests.source_tree import ROOT
 from tests.studies.advise.made import question
 from tests.studies.probe import made
@@ -51,27 +51,22 @@ def accepted(name: str) -> list[dict[str, Any]]:
 def test_verl_takes_the_settings_of_a_recipe() -> None:
     asked = question(gpus=16, batch=512, length=8192)
     recipes = (("fp8_block+kv8", "TIS"), ("fp8_block", "none"), ("bf16", "none"))
-    assert [verl(asked, *recipe, ways=2).values for recipe in recipes] == accepted("verl_settings")
-    plain = verl(question(gpus=4), "bf16", "none").values
-    assert plain is not None and (plain["trainer.n_gpus_per_node"], plain["trainer.nnodes"]) == (4, 1)
+    assert [verl(asked, *recipe, ways=2) for recipe in recipes] == accepted("verl_settings")
+    plain = verl(question(gpus=4), "bf16", "none")
+    assert (plain["trainer.n_gpus_per_node"], plain["trainer.nnodes"]) == (4, 1)
     for precision in ("int8", "int4", "nvfp4"):
-        found = verl(question(), precision, "TIS")
-        assert found.values is None and f"takes fp8 and torchao, not {precision}" in found.reason
+        with pytest.raises(ValueError, match=f"takes fp8 and torchao, not {precision}; our trainer=verl does it"):
+            verl(question(), precision, "TIS")
 
 
 def test_trl_takes_the_arguments_of_a_recipe() -> None:
     asked = question(gpus=8, batch=512, length=8192)
-    assert [trl(asked, "bf16", rule, ways=2).values for rule in ("TIS", "none")] == accepted("trl_arguments")
-    assert trl(question(), "fp8_block", "none").values is None and "quantized" in trl(question(), "int8", "TIS").reason
+    assert [trl(asked, "bf16", rule, ways=2) for rule in ("TIS", "none")] == accepted("trl_arguments")
+    for precision in ("fp8_block", "int8"):
+        with pytest.raises(ValueError, match="no argument for a quantized rollout of a BF16 model"):
+            trl(question(), precision, "none")
 
 
 @pytest.mark.parametrize(("batch", "group"), [(512, 8), (12, 4), (6, 2), (7, 7), (1, 1)])
 def test_groups_divide_the_batch(batch: int, group: int) -> None:
     assert group_of(batch) == group and batch % group == 0
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, "null"), (True, "true"), (2.0, "2.0"), ("grpo", "grpo"), (-1, "-1")]
-)
-def test_values_are_shown_as_hydra_reads_them(value: Any, text: str) -> None:
-    assert shown(value) == text

@@ -12,7 +12,6 @@ import pytest
 
 from harness.records.arms import group_arms
 from harness.records.run_result import EvalRecord, RunResult
-from harness.studies import break_even
 from harness.studies.break_even import costs, laws, report
 from harness.studies.break_even.time_to_accuracy import race, steps_to
 
@@ -110,14 +109,14 @@ def test_runs_at_a_time_by_hand() -> None:
 def test_runs_that_share_a_gpu_have_steps_and_no_speeds(tmp_path: Path) -> None:
     span = {"started_at": "2026-01-01T00:00:00+00:00", "ended_at": "2026-01-01T01:00:00+00:00"}
     runs = [run.model_copy(update=span) for run in sweep(lengths=(64, 128))]
-    (path,) = break_even.write(runs, tmp_path, tmp_path, "size")
+    (path,) = report.write(runs, tmp_path, tmp_path, "size")
     text = path.read_text()
     assert "36 runs at a time, on GPUs that they could share" in text and "| arm |" not in text and "pays" not in text
     assert "- naive fp8_block: In the largest setting measured (l n=128)" in text
     assert "takes 1.00 times the steps of bf16 (95 % 1.00 to 1.00, reached by 3 of 3 runs)" in text
     assert text.rstrip().endswith("so a step must be at least 1.00 times as fast.")
     ends = [run.model_copy(update={"evals": [run.evals[0], run.evals[-1]]}) for run in runs]
-    assert break_even.write(ends, tmp_path, tmp_path, "ends") == []  # nobody saw when they arrived
+    assert report.write(ends, tmp_path, tmp_path, "ends") == []  # nobody saw when they arrived
 
 
 def test_a_law_is_found_exactly_and_never_falls() -> None:
@@ -194,7 +193,7 @@ def test_extrapolation_is_marked() -> None:
 def test_one_setting_or_no_control_is_no_break_even(tmp_path: Path) -> None:
     assert report.answers(sweep(lengths=(512,), sizes="s"), "bf16") == []
     assert report.answers(sweep(), "flashrl") == [] and report.answers([], "bf16") == []
-    assert break_even.write(sweep(lengths=(512,), sizes="s"), tmp_path, tmp_path, "x") == []
+    assert report.write(sweep(lengths=(512,), sizes="s"), tmp_path, tmp_path, "x") == []
 
 
 def test_settings_that_differ_in_neither_size_nor_length_are_no_break_even() -> None:
@@ -277,10 +276,10 @@ def test_every_base_has_a_target_of_its_own() -> None:
 
 
 def test_files_are_written(tmp_path: Path) -> None:
-    written = break_even.write(sweep(), tmp_path / "tables", tmp_path / "figures", "size")
+    written = report.write(sweep(), tmp_path / "tables", tmp_path / "figures", "size")
     assert [path.name for path in written] == ["size_break_even.md", "break_even.png"]
     text = written[0].read_text()
     assert text.count("| naive fp8_block |") == 9 and "pays from" in text
     assert written[1].read_bytes()[:4] == b"\x89PNG"
-    one_axis = break_even.write(sweep(sizes="l"), tmp_path / "tables", tmp_path / "one", "length")
+    one_axis = report.write(sweep(sizes="l"), tmp_path / "tables", tmp_path / "one", "length")
     assert one_axis[1].exists()

@@ -43,7 +43,7 @@ def test_the_page_has_every_row() -> None:
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     heads = 5
     assert len(rows) == heads + len(s.bins) + len(s.reached) + 2 * 4 + sum(len(c) for c in s.candidates.values()) + 1
-    curve = prediction(s, s.others[0])
+    curve = prediction(s, s.others[0].correction, s.others[0].dose)
     assert 0.15 < curve < 0.3
     assert rows[-1] == f"| wordmath | none | int8 | 2 | +0.020 | -0.010 | +0.050 | {curve:+.3f} |"
     assert text.startswith("# Dose: lost accuracy against mismatch x length\n\n192 runs of `sort` on 24 bases")

@@ -20,17 +20,16 @@ def test_the_study_finds_the_curve_and_what_it_says_of_other_tasks() -> None:
     assert {p.correction for p in s.points} == {"none", "TIS"} and s.points[0].correction == NONE
     assert len(s.points) == len(rows) and s.others == [other]
     assert set(s.additions) == set(s.candidates) == {"none", "TIS"}
-    assert prediction(s, other) == pytest.approx(made.lost(1.0), abs=0.03)
-    assert prediction(s, replace(other, correction="TIS")) == pytest.approx(made.lost(1.0, "TIS"), abs=0.03)
-    assert math.isnan(prediction(s, replace(other, correction="ACR")))
+    assert prediction(s, "none", 1.0) == pytest.approx(made.lost(1.0), abs=0.03)
+    assert prediction(s, "TIS", 1.0) == pytest.approx(made.lost(1.0, "TIS"), abs=0.03)
+    assert math.isnan(prediction(s, "ACR", 1.0))
 
 
 def test_runs_that_collapsed_are_in_no_mean() -> None:
     rows = made.cloud(24)
     fallen = [replace(p, loss=0.9, has_collapsed=True, run_id=f"{p.run_id} again") for p in rows]
     s, both = study(rows), study([*rows, *fallen])
-    other = made.point(0.0, 1.0, "w", task="wordmath")
-    assert prediction(both, other) == prediction(s, other)
+    assert prediction(both, "none", 1.0) == prediction(s, "none", 1.0)
     assert [r.dose for r in both.reached] == [r.dose for r in s.reached]
     assert sum(b.collapsed.count for b in both.bins) == len(rows) and sum(b.collapsed.count for b in s.bins) == 0
 

@@ -74,6 +74,12 @@ def test_thresholds_come_from_other_folds() -> None:
     assert scores.lead(runs[-2], steps[-2]) == ONSET - 10 and scores.lead(runs[-1], steps[-1]) == 0
 
 
+def test_a_signal_that_never_alarms_has_no_precision() -> None:
+    runs = [trace(1.0, fold) for fold in range(5) for _ in range(10)] + [trace(1.0, 0, "collapsed")]
+    (found,) = scores.score_all(runs)
+    assert (found.recall, found.false_alarms, found.num_collapsed) == (0, 0, 1) and math.isnan(found.precision)
+
+
 def sweep(folder: Path, num_arms: int = 4, seeds: int = 5) -> list[Any]:
     """Healthy arms, and arms whose reward falls at ONSET while k3 rises at WARNED, entropy after it, ESS never."""
     results: list[Any] = []
@@ -147,6 +153,15 @@ def test_the_best_signal_says_how_firm_it_is() -> None:
     assert "best of 2 statistics" in line
     assert "It holds under each choice" in report.firmness([firm, other], {"within a format": [firm]})[0]
     assert "a hint" in report.firmness([firm], {"within a format": []})[0]
+
+
+def test_every_sentence_ends() -> None:
+    """Also the one that hidden losses get where no signal finds more of them than the reward does."""
+    values: dict[str, Any] = dict.fromkeys(scores.Score.__dataclass_fields__, 0.5)
+    found = [scores.Score(**values | {"name": name}) for name in ("reward drop", "k3 (level)")]
+    said = report.sentences([replace(trace(1.0, 0), kind="hidden")], found)
+    assert "Of the 1 hidden losses no signal finds more than the reward's drop: 50%." in said
+    assert all(line.endswith(".") for line in said)
 
 
 def test_hidden_losses_can_be_counted_by_their_reward() -> None:

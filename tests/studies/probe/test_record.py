@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.config.schema import Launch
+from harness.config.schema import Launch, RunConfig
+from harness.studies.probe import record
+from harness.studies.probe.measure import Measured
+from harness.studies.probe.noise import Meter
 from harness.studies.probe.record import configs, probe, read, write
 from harness.trainers.local.trainer import LocalTrainer
 from methods import METHODS
@@ -109,6 +114,22 @@ def test_the_id_tells_weights_formats_settings_and_training(folder: Path, tmp_pa
            found(folder, "int8", is_untrained=True)[0]]  # fmt: skip
     assert len({first[0], *ids}) == 4
     assert found(other, "int8")[1] == first[1], "equal weights in another place"
+
+
+def test_a_format_without_a_mismatch_has_no_noise_like_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its k3 of 0 is named, and the rest of the probe is kept."""
+
+    @contextmanager
+    def meter(config: RunConfig, launch: Launch) -> Iterator[Meter]:
+        yield lambda sigma: (sigma, 4.0)
+
+    row = made.row("int8", 0.0)
+    monkeypatch.setattr(record, "measure", lambda *given: Measured(row=row, tensors={}, hashes={}))
+    monkeypatch.setattr(record, "noise_meter", meter)
+    runs, told = configs(folder, ["int8"], made.WORDS)[0], list[str]()
+    found = probe(folder, runs, Launch(), tell=told.append, noise=runs[0], like=["int8", "0.1"])
+    assert told[-2].startswith("qwen2 noise like int8: none, --noise-like: a k3 of 0 is outside of 0.01 to 2")
+    assert told[-1] == "qwen2 noise like 0.1: sigma 0.1, k3 0.1" and len(found["noise"]) == 1
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from harness.studies.replay.arms import Arm, arms_of, pull
 from harness.studies.replay.evaluation import Question, evaluate_context
 from harness.studies.replay.gradients import batch_gradients, gradients, nearest_earlier, pulls_of
 from harness.studies.replay.sampling import Context, Demand, collect_context, plan
-from harness.studies.replay.store import CONTROL, POLICY, REFERENCE, Stored, joined, read, samplers
-from harness.studies.replay.tables import frame, has_own_target, markdown
+from harness.studies.replay.store import CONTROL, POLICY, REFERENCE, Stored, contexts, joined, read, samplers
+from harness.studies.replay.tables import has_own_target, markdown
 from methods import METHODS
 from tests.toy import small_launch, small_run
 
@@ -186,7 +186,7 @@ def test_objectives_of_their_own_are_held_against_their_own_exact_step(
         assert control[arm]["gain_low"] < 1 < control[arm]["gain_high"]
         assert not control[arm]["same_as"]
     assert low["sapo"]["bias"] > control["sapo"]["bias"]
-    text = markdown(records, frame(records))
+    text = markdown(records)
     assert "Held against their own exact step: sapo, ipo." in text
     assert has_own_target(low["sapo"]) and not has_own_target(low["none"])
     assert not has_own_target({"arm": "sapo"})  # records of before name no target
@@ -298,6 +298,10 @@ def test_a_damaged_store_is_one_line(place: tuple[Context, Launch], tmp_path: Pa
         read(folder, "int3")
     with pytest.raises(ValueError, match="collect"):
         read(folder, "int8")
+    assert contexts(folder.parent) == [folder]
+    (folder / f"{REFERENCE}.json").write_text("{")
+    with pytest.raises(ValueError, match=r"reference\.json is damaged"):
+        contexts(folder.parent)
     assert (ROOT / "harness" / "studies" / "replay").is_dir()
 
 

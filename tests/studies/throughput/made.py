@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.studies.throughput.plan import Sweep, cell_key, cells, engine_specs, read_sweep
+from harness.studies.throughput.map_cells import cell_key
+from harness.studies.throughput.plan import Sweep, cells, engine_specs, read_sweep
 from harness.studies.throughput.records import Record, new_record
 
 YAML = """

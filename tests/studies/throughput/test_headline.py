@@ -24,6 +24,13 @@ def test_sizes_with_a_format_unmeasured_or_a_disturbed_cell_are_left_out(tmp_pat
     assert not quiet_ratios(sweep, records)
 
 
+def test_sizes_that_are_no_number_are_ordered_by_their_parameters(tmp_path: Path) -> None:
+    """The toy of a CPU, which has no number in its name, comes first."""
+    text = made.YAML.replace("sizes: [7b, 0.5b]", "sizes: [7b, toy]")
+    sweep = made.sweep(tmp_path, text)
+    assert [*quiet_ratios(sweep, made.records(sweep))] == ["toy", "7b"]
+
+
 def test_the_title_follows_from_the_ratios() -> None:
     """Ranges over the batches that all have, sizes named from first to last, 4 bits ahead up to a batch or never."""
     small = {"int8": {1: 1.31, 8: 1.22, 64: 1.18}, "int4": {1: 1.6, 8: 1.3, 64: 0.9}}

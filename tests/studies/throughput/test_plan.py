@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, tensor_bytes, weight_bytes
+from harness.foundation.clock import GIB
+from harness.records.paths import throughput_folder
 from harness.studies.throughput.estimates import (
-    GIB,
     OVERHEAD_GIB,
     UTILIZATION,
     does_not_fit,
@@ -18,7 +19,7 @@ from harness.studies.throughput.estimates import (
     kv_tokens_needed,
 )
 from harness.studies.throughput.plan import cells, engine_specs, missing, read_only, read_sweep, todo
-from harness.studies.throughput.records import folder_of, new_record, read_record, read_records, write_record
+from harness.studies.throughput.records import new_record, read_record, read_records, write_record
 from harness.studies.throughput.shapes import SIZES, plan_of
 from harness.studies.throughput.tables import map_specs
 from tests.source_tree import ROOT
@@ -131,7 +132,7 @@ def test_an_extra_engine_is_last_in_the_plan_and_next_to_its_size_in_tables(tmp_
 def test_only_what_is_missing_is_measured_again(tmp_path: Path) -> None:
     """Through the files: a full record lacks nothing, a cut one lacks what was cut, a skip lacks nothing."""
     sweep = made.sweep(tmp_path)
-    folder = folder_of(tmp_path, sweep.name)
+    folder = throughput_folder(tmp_path, sweep.name)
     found = made.records(sweep)
     del found["7b-int8"]["cells"]["8x1024"], found["7b-int8"]["prefill"], found["7b-int8"]["breakdown"]["8"]
     del found["7b-bf16"]["pair"], found["7b-bf16-check"]["check"], found["0.5b-bf16"]

@@ -18,7 +18,7 @@ from harness.studies.throughput.loading import watch_compiling
 from harness.studies.throughput.measure import check_steps, collecting
 from harness.studies.throughput.plan import engine_specs, missing
 from harness.studies.throughput.records import new_record
-from harness.studies.throughput.settled import disturbed, disturbed_cells, doubtful, quieter
+from harness.studies.throughput.settled import disturbed_cells, doubtful, quieter
 from harness.studies.throughput.stepping import Stepper
 from tests.studies.throughput import made
 
@@ -31,30 +31,29 @@ def cell(context: float, step: float, spread: float = 1.0, **more: Any) -> dict[
 
 
 def row(*steps: float) -> dict[str, dict[str, Any]]:
-    """Batch 8 at contexts 512, 1024, 2048, 4096."""
-    return {f"8x{n}": cell(n, step) for n, step in zip((512, 1024, 2048, 4096), steps, strict=False)}
+    """A record with batch 8 at contexts 512, 1024, 2048, 4096."""
+    return {"cells": {f"8x{n}": cell(n, step) for n, step in zip((512, 1024, 2048, 4096), steps, strict=False)}}
 
 
 def test_wide_steps_are_disturbed() -> None:
-    """Above 1.3 alone; cells that failed or have no percentiles are none."""
+    """Above 1.3 alone; cells that failed are none."""
     found = {"1x512": cell(512, 2.0, 1.3), "8x512": cell(512, 2.0, 1.31), "64x512": {"status": "failed", "reason": "x"}}
-    assert disturbed(found) == {"8x512": "p90/p10 = 1.31"}
     assert disturbed_cells({"cells": found}) == {(8, 512)}
 
 
 def test_a_whole_cell_that_is_slow_shows_against_its_neighbours() -> None:
     """The line from (1024, 3) to (4096, 6) is 4 at 2048: 4.4 is the limit there, 1.05 of the next one at the edge."""
-    assert disturbed(row(3.0, 3.0, 4.39, 6.0)) == {}
-    assert disturbed(row(3.0, 3.0, 4.41, 6.0)) == {"8x2048": "1.10 of what the contexts next to it allow"}
-    assert list(disturbed(row(3.14, 3.0))) == []
-    assert list(disturbed(row(3.16, 3.0))) == ["8x512"]
+    assert disturbed_cells(row(3.0, 3.0, 4.39, 6.0)) == set()
+    assert disturbed_cells(row(3.0, 3.0, 4.41, 6.0)) == {(8, 2048)}
+    assert disturbed_cells(row(3.14, 3.0)) == set()
+    assert disturbed_cells(row(3.16, 3.0)) == {(8, 512)}
     # A step that is the host's up to 2048 and the device's beyond bends upwards, and is none.
-    assert disturbed(row(3.0, 3.0, 3.0, 6.0)) == {}
+    assert disturbed_cells(row(3.0, 3.0, 3.0, 6.0)) == set()
 
 
 def test_other_batches_are_no_neighbours() -> None:
     """A batch of its own has its own line."""
-    assert disturbed({"1x512": cell(512, 9.0), "8x1024": cell(1024, 3.0)}) == {}
+    assert disturbed_cells({"cells": {"1x512": cell(512, 9.0), "8x1024": cell(1024, 3.0)}}) == set()
 
 
 def test_the_quieter_of_two_stays_and_counts() -> None:
@@ -64,7 +63,7 @@ def test_the_quieter_of_two_stays_and_counts() -> None:
     assert (second["step_ms"], second["repeats"]) == (6.4, 1)
     third = quieter(second, cell(512, 10.9, 1.01))
     assert (third["step_ms"], third["repeats"]) == (6.4, 2)
-    assert doubtful({"8x512": second}) == ["8x512"] and doubtful({"8x512": third}) == []
+    assert doubtful({"cells": {"8x512": second}}) == [(8, 512)] and doubtful({"cells": {"8x512": third}}) == []
 
 
 def test_a_disturbed_cell_is_missing_until_it_was_measured_again_twice(tmp_path: Path) -> None:
@@ -117,7 +116,8 @@ def test_disturbed_cells_are_measured_again_at_the_end(tmp_path: Path, monkeypat
         "64x512": 2,
     }
     assert script["64x512"] == [1.0]
-    assert disturbed(found) == {"64x512": "p90/p10 = 1.40"}
+    assert disturbed_cells(one.record) == {(64, 512)}
+    assert found["64x512"]["step_ms_p90"] == pytest.approx(1.4 * found["64x512"]["step_ms_p10"])
     assert missing(one.sweep, one.spec, one.record) == []
 
 
