@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from harness.cli.options import add_results, add_write, check_measured, check_untrained, file_name, positive
+from harness.cli.options import add_results, add_write, check_exact, check_measured, file_name, positive
 
 SAMPLES = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 
@@ -39,7 +39,7 @@ def _check(a: argparse.Namespace) -> None:
 
     check_measured(a, "name", "first_load", "answers", "scan", "accuracy")
     if a.folder is not None:
-        check_untrained(a.overrides)
+        check_exact(a.overrides)
         for folder in (a.folder, *([] if a.first_load is None else [a.first_load])):
             check_folder(folder)
         load([*a.overrides, *of_folder(a.folder)])
