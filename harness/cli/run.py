@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    parser.epilog = (
+        "Example: lowbit run method=flashrl precision=int4. With a model of your own: lowbit run method=flashrl "
+        "precision=int8 model=hf model.path=FOLDER task=gsm8k task.path=FOLDER"
+    )
     parser.add_argument("overrides", nargs="*", default=[], help=OVERRIDES)
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration, run nothing")
     add_again(parser, "a finished cell")

@@ -64,7 +64,7 @@ def configurations(question: Question, recipe: Recipe) -> str:
     """The three configurations of a recipe, or why there is none."""
     at = placement(question, recipe.precision)
     ways = 1 if at is None else at.ways
-    lines = [f"# {recipe.name}", "", "## lowbit", ""]
+    lines = [f"# {recipe.name}", "", "## lowbit, with your own task behind it, such as task=gsm8k task.path=FOLDER", ""]
     try:
         lines.append("lowbit run " + " ".join(ours(question, recipe.precision, recipe.correction)))
     except ValueError as error:
