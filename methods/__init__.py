@@ -273,7 +273,8 @@ def check_name(name: str) -> None:
             raise ValueError(f"method={name}: {registry().broken[name]}")
         known = list(registry().methods)
     if name not in known:
-        raise ValueError(f"method={name}: unknown; {nearest(name, known)}")
+        hint = "; TIS alone is method=flashrl" if name.lower() == "tis" else ""
+        raise ValueError(f"method={name}: unknown; {nearest(name, known)}{hint}")
 
 
 def method_named(name: str) -> Method:

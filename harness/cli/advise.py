@@ -21,6 +21,7 @@ USUAL: Mapping[str, Any] = {"batch": 512, "gpu": "h200", "gpus": 1, "deploy": "b
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    parser.epilog = "Example: lowbit advise --size 14b --length 8192 --batch 512 --gpu h200 --gpus 8"
     parser.add_argument("--size", help="0.5b to 32b as Qwen2.5 has them, or any number such as 3m")
     parser.add_argument("--length", type=positive, help="tokens of an answer")
     source = parser.add_mutually_exclusive_group()

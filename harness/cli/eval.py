@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.cli.options import add_results, check_untrained
 from harness.foundation.text_table import text_table
+from harness.foundation.writable import check_writable
 
 if TYPE_CHECKING:
     from harness.config.schema import RunConfig
@@ -54,6 +55,7 @@ def _is_folder(words: str) -> bool:
 def _of_folder(folder: Path, overrides: Sequence[str], results: Path) -> list[TaskEvalRecord]:
     """Evaluate a model folder and keep the records apart from any run."""
     config = _config_of_folder(folder, overrides)
+    check_writable(results, "--results")
     records = _asked(config, folder, 0)
     _keep(results, folder.resolve().name, config, records)
     return records
@@ -94,6 +96,7 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
     from harness.records.policies import step_of
 
     found, folder, config = _config_of_run(words, overrides, results)
+    check_writable(results, "--results")
     records = _asked(config, folder, step_of(folder))
     if overrides:
         _keep(results, f"{found.run_id}-{folder.name}", config, records)

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from harness.cli.options import add_results, add_write, check_measured, check_untrained, file_name, positive
+from harness.cli.options import add_results, add_write, check_exact, check_measured, file_name, positive
 
 SAMPLES = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 
@@ -39,7 +39,7 @@ def _check(a: argparse.Namespace) -> None:
 
     check_measured(a, "name", "first_load", "answers", "scan", "accuracy")
     if a.folder is not None:
-        check_untrained(a.overrides)
+        check_exact(a.overrides)
         for folder in (a.folder, *([] if a.first_load is None else [a.first_load])):
             check_folder(folder)
         load([*a.overrides, *of_folder(a.folder)])
@@ -58,7 +58,7 @@ def run(a: argparse.Namespace) -> int:
     from harness.records.paths import figures_folder, tables_folder
     from harness.studies.fp8_cache.record import measure, read_all
     from harness.studies.fp8_cache.record import write as keep
-    from harness.studies.fp8_cache.report import sentences, text, write
+    from harness.studies.fp8_cache.report import LEGEND, sentences, text, write
 
     _check(a)
     measured = None
@@ -71,7 +71,7 @@ def run(a: argparse.Namespace) -> int:
         print(f"record: {keep(a.results, measured)}")
     records = read_all(a.results)
     shown = records if measured is None else [measured]
-    print(text(shown))
+    print(f"{text(shown)}\n\n{LEGEND}\n")
     print("\n".join(f"- {line}" for line in sentences(shown)))
     if a.is_written:
         written = write(records, tables_folder(a.results), figures_folder(a.results))

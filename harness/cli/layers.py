@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.cli.options import add_results, add_write, check_measured, check_untrained, file_name, positive
+from harness.cli.options import add_results, add_write, check_exact, check_measured, file_name, positive
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def _check(a: argparse.Namespace) -> None:
 
     check_measured(a, "name", "answers")
     if a.folder is not None:
-        check_untrained(a.overrides)
+        check_exact(a.overrides)
         check_folder(a.folder)
         load([*a.overrides, *of_folder(a.folder)])
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from harness.foundation.project_files import RESULTS
 
-OVERRIDES = "Hydra overrides, e.g. model=m task.n=16 algo.mode=bypass_pg knobs.TIS.cap=4.0 launch.packing=true"
+OVERRIDES = (
+    "Hydra overrides, e.g. model=m task.n=16 algo.mode=bypass_pg knobs.TIS.cap=4.0 launch.packing=true (every key: "
+    "harness/config/schema.py)"
+)
 
 TRACKERS = ("mlflow", "wandb")
 
@@ -95,7 +98,8 @@ def add_again(parser: argparse.ArgumentParser, what: str) -> None:
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
     """The options that say for which GPU a dry run predicts, where it is not this machine's."""
-    parser.add_argument("--gpu", metavar="NAME", help="with --dry-run: predict for h100, h200, a100 or b200")
+    parser.add_argument("--gpu", metavar="NAME", help="with --dry-run: predict for h100, h200, a100 or b200 "
+                        "(default: this machine's, or h200)")  # fmt: skip
     parser.add_argument("--memory", type=gibibytes, metavar="GIB", help="with --dry-run: memory of each GPU")
 
 
@@ -108,6 +112,17 @@ def check_machine(a: argparse.Namespace) -> None:
         from harness.sweep.folder_time import check_gpu
 
         check_gpu(a.gpu)
+
+
+def check_exact(overrides: Iterable[str]) -> None:
+    """Raises ValueError for a setting that does not count where the exact policy answers each question once."""
+    check_untrained(overrides)
+    for word in overrides:
+        if word.lstrip("+~").startswith(("engine", "algo")):
+            raise ValueError(
+                f"{word}: has no effect here, where the exact policy answers each question once; --answers says how "
+                "many, and task.options.max_new_tokens how long answers in text may be"
+            )
 
 
 def check_untrained(overrides: Iterable[str]) -> None:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from harness.published.recipes.recipe import Recipe
     from harness.sweep import Planned, Sweep
 
+MARKS = """\
+source: code: read in released code; paper: in the paper's text; notes: in summaries by others; ours: no source gives
+it.  Scores are in percent, speeds a multiple of BF16's."""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -186,13 +190,14 @@ def _show(recipe: Recipe) -> int:
 
     scale = recipe.scale
     print(f"{recipe.paper.title} ({recipe.paper.id}): {recipe.paper.experiment}\n{recipe.question}\n")
-    print(f"scale    {scale.nodes} x {scale.gpus} {scale.gpu} of {scale.memory_gib} GiB [{scale.mark}]")
+    print(f"scale    {scale.nodes} x {scale.gpus} GPUs ({scale.gpu}), {scale.memory_gib} GiB each [{scale.mark}]")
     for what, hubs in (("model", recipe.models), ("data", recipe.data)):
         for key, value in hubs.items():
             print(f"{what:<8} {key}={value.hub}")
     arguments = argparse.Namespace(model=[], data=[], is_tiny=True)
     print("\n".join(_missing(recipe, arguments)), end="\n\n")
     print(text_table(("setting", "value", "source"), settings_table(recipe)), end="\n\n")
+    print(MARKS, end="\n\n")
     rows = [(label, " ".join(f"{key}={value}" for key, value in arm.items())) for label, arm in recipe.arms.items()]
     print(text_table(("arm", "overrides"), rows), end="\n\n")
     print(text_table(("metric", "arm", "published", "ours"), table(recipe, {}, Path())))

@@ -36,14 +36,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(a: argparse.Namespace) -> int:
     """Measure, record, print tables. Raises ValueError for what cannot be measured, before anything is."""
     from harness.records.paths import figures_folder, tables_folder
-    from harness.studies.probe.report import LEGEND, sentences, tables, write
+    from harness.studies.probe.report import LEGEND, asked, sentences, tables, write
 
     records = _records(a)
     print()
     for table in tables(records):
         print(f"{table.text()}\n")
-    print(f"{LEGEND}\n")
-    print("\n".join(f"- {line}" for record in records for line in sentences(record)))
+    print(LEGEND)
+    print("bf16_tis: token TIS alone, the correction of flashrl.\n")
+    print("\n".join(f"- {line}" for record in records for line in (asked(record), *sentences(record))))
     if a.is_written:
         written = write(records, tables_folder(a.results), figures_folder(a.results))
         print("written: " + ", ".join(str(path) for path in written))

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.cli.options import OVERRIDES, add_again, add_machine, add_results, check_machine
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    parser.epilog = (
+        "Example: lowbit run method=flashrl precision=int4. With a model of your own: lowbit run method=flashrl "
+        "precision=int8 model=hf model.path=FOLDER task=gsm8k task.path=FOLDER"
+    )
     parser.add_argument("overrides", nargs="*", default=[], help=OVERRIDES)
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration, run nothing")
     add_again(parser, "a finished cell")
@@ -55,7 +59,7 @@ def run_one(
 
         device_name(config, gpu)
         machine = machine_of(launch, gpu, memory_gib)
-        shown = {"run_id": run_id(config), "name": run_name(config), "config": to_json(config)}
+        shown = {"run_id": run_id(config), "name": run_name(config), "config": _told(to_json(config))}
         print(json.dumps(shown | forecast_of(config, results, machine), indent=2))
         return 0
     from harness.sweep.progress import Progress, summary_line
@@ -83,6 +87,18 @@ def run_one(
         return 130
     print(f"result: {results}/runs/{RUNS}/{run_id(config)}.json")
     return 0 if records[0].status == "ok" else 1
+
+
+def _told(values: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as JSON without what says nothing where the model is a folder: shape and base of models made
+    here, at defaults that are not the folder's."""
+    from harness.config.schema import MIXTURE, SHAPE
+
+    if values["model"]["path"] is None:
+        return values
+    left_out = (*SHAPE, *MIXTURE, "family", "rope_theta", "sft_lr")
+    model = {name: value for name, value in values["model"].items() if name not in left_out}
+    return {name: value for name, value in values.items() if name != "base"} | {"model": model}
 
 
 def resolved(overrides: Sequence[str], results: Path, *, is_dry: bool) -> tuple[RunConfig, Launch, list[str]]:

@@ -215,11 +215,12 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
 def compose(config: RunConfig) -> Composed:
     """Build the method of a config and merge its plan with the precision's. Raises ValueError on any conflict."""
     method, parts = method_named(config.method), choose_parts(config)
+    rollout = rollout_plan(config.precision)
     if config.precision.name.removesuffix("+kv8") not in {name.removesuffix("+kv8") for name in method.precisions}:
         hint = nearest(config.precision.name, method.precisions)
-        hint += "; method=naive samples in it without a correction" if not parts else ""
+        if not parts and rollout.rollout_weights is not None and rollout.rollout_weights.tile is not None:
+            hint += "; method=naive samples in it without a correction"
         raise ValueError(f"precision={config.precision.name}: method {method.name} cannot use it; {hint}")
-    rollout = rollout_plan(config.precision)
     compute = trainer_of(config, parts).compute
     owners = [
         (f"precision {config.precision.name}", rollout),

@@ -191,8 +191,8 @@ def _schema(cls: type) -> type:
 def load(overrides: Sequence[str]) -> RunConfig:
     """Compose `conf/run.yaml` with Hydra overrides (`method=flashrl precision=int8+kv8 knobs.TIS.cap=4`).
 
-    Raises ValueError, one line, for an unknown key, group choice or value, and for training of a base beside a folder's
-    model.
+    Raises ValueError, one line, for an unknown key, group choice or value, for a folder without model=hf, and for
+    training of a base beside a folder's model.
     """
     if isinstance(overrides, str):
         raise ValueError(f"overrides={overrides!r}: a list of words is expected, such as {overrides.split()}")
@@ -218,8 +218,10 @@ def load(overrides: Sequence[str]) -> RunConfig:
 
 
 def _adapt_to_folder(values: dict[str, Any], given: Mapping[str, str]) -> None:
-    """Give a run with a folder's model the published INT4. Raises ValueError for a shape or a setting of a base's
-    training among the overrides, key -> value."""
+    """Give a run with a folder's model the published INT4. Raises ValueError for another model, a shape or a setting of
+    a base's training among the overrides, key -> value."""
+    if given.get("model") != "hf":
+        raise ValueError(f"model.path={values['model']['path']}: a folder needs model=hf beside it; add it")
     if key := next((key for key in given if key in ("base", "model.sft_lr") or key.startswith("base.")), None):
         raise ValueError(f"{key}={given[key]}: no base is trained here, the model is the folder; leave it out")
     shape = {f"model.{name}" for name in (*SHAPE, *MIXTURE, "family", "rope_theta")}
@@ -353,7 +355,8 @@ def _prepare(overrides: Sequence[str]) -> tuple[list[str], bool]:
         if bare == "precision":
             suffix, value = value.endswith("+kv8"), value.removesuffix("+kv8")
         if bare in choices and value not in choices[bare]:
-            raise ValueError(f"{bare}={value}: no such choice; {nearest(value, choices[bare])}")
+            folder = f"; a folder: model=hf model.path={value}" if bare == "model" and "/" in value else ""
+            raise ValueError(f"{bare}={value}: no such choice; {nearest(value, choices[bare])}{folder}")
         if bare not in choices:
             _check_value(f"{bare}={value}")
         prepared.append(f"{'++' * is_open}{bare}={value}")

@@ -157,7 +157,8 @@ def _check_positions(
         asked = "null" if config.model.max_positions is None else config.model.max_positions
         raise ValueError(
             f"model.max_positions={asked}: with {where} a prompt of {prompt} and a response of {limit} tokens need "
-            f"{prompt + limit} positions, the model has {positions}; valid: {prompt + limit} or more"
+            f"{prompt + limit} positions, the model has {positions}; valid: {prompt + limit} or more, or shorter "
+            "responses"
         )
 
 

@@ -25,11 +25,13 @@ indices. Left out: reward shaping (overlong penalty and filtering), which belong
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.foundation.did_you_mean import nearest
+from harness.models.tokenizer import char_tokenizer
 from harness.tasks.contract import Demonstrated as Demonstrated
 from harness.tasks.contract import Item as Item
 from harness.tasks.contract import Score as Score
@@ -91,12 +93,16 @@ def build_task(name: str, options: Mapping[str, Any], tokenizer_folder: Path | N
     """The task `name` with `options` set. ValueError, one line: an unknown name, option or value, or bad data.
 
     `tokenizer_folder` is the model folder whose tokenizer makes the prompts of text tasks; the embedded tasks bring
-    their own. `reasoning_gym:leg_counting` is short for `reasoning_gym` with the option dataset=leg_counting.
+    their own, which must be the folder's, too. `reasoning_gym:leg_counting` is short for `reasoning_gym` with the
+    option dataset=leg_counting.
     """
     if name in EMBEDDED or name in TIMED:
         kind = {**EMBEDDED, **TIMED}[name]()
         check_options(name, options, [f.name for f in dataclasses.fields(kind) if f.init])
-        return kind(**options)
+        task = kind(**options)
+        if name in EMBEDDED and tokenizer_folder is not None:
+            _check_tokens(task, tokenizer_folder / "tokenizer.json")
+        return task
     if name in MATH:
         from harness.tasks.math_data import build_math
 
@@ -106,3 +112,18 @@ def build_task(name: str, options: Mapping[str, Any], tokenizer_folder: Path | N
 
         return build_reasoning_gym(name, options, tokenizer_folder)
     raise ValueError(f"task {name!r} is unknown: {nearest(name, TASKS)}")
+
+
+def _check_tokens(task: Task, path: Path) -> None:
+    """Raises ValueError where the tokenizer at `path`, if there is one, has other tokens at the ids in which an
+    embedded task writes: its questions would be noise to that model."""
+    if not path.is_file():
+        return
+    tokens = task.words if isinstance(task, Worded) else char_tokenizer().tokens
+    vocabulary = json.loads(path.read_text(encoding="utf-8")).get("model", {}).get("vocab", {})
+    own = {token: i for i, token in enumerate(tokens[: len(vocabulary)])}
+    if not isinstance(vocabulary, dict) or not own.items() <= vocabulary.items():
+        raise ValueError(
+            f"task {task.name!r} is written in token ids of models that are trained here, and {path} has other tokens; "
+            "name the model's own task, or one in text, e.g. task=gsm8k task.path=FOLDER"
+        )

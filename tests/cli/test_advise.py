@@ -70,7 +70,10 @@ def test_configurations_are_printed_alone(results: Path, capsys: pytest.CaptureF
     words = ("--size", "7b", "--length", 2048, "--gpus", 8, "--config", "fp8_block:TIS")
     assert lowbit_advise(results, *words) == 0
     out = capsys.readouterr().out
-    assert out.startswith("# fp8_block with TIS\n\n## lowbit\n\nlowbit run method=flashrl precision=fp8_block ")
+    assert out.startswith(
+        "# fp8_block with TIS\n\n## lowbit, with your own task behind it, such as task=gsm8k task.path=FOLDER\n\n"
+        "lowbit run method=flashrl precision=fp8_block "
+    )
     assert "\nalgorithm.rollout_correction.rollout_is=token\n" in out and "Risk" not in out
 
 

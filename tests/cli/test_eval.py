@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -85,6 +87,20 @@ def test_what_cannot_be_asked_is_one_line(
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
     assert not (tmp_path / "evaluations").exists()
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_launch(tmp_path)
+    error = OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr("harness.foundation.writable.TemporaryFile", Mock(side_effect=error))
+    monkeypatch.setattr(EmbeddedEngine, "generate", None)
+    folder = str(next((tmp_path / "bases").iterdir()))
+    assert main(["eval", folder, ENTRY, "--results", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"lowbit: error: --results {tmp_path}: nothing can be written there: Read-only file system\n"
+    )
 
 
 def test_a_folder_is_asked_with_all_its_stop_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
     [
         (["fp8-cache", "nowhere"], "nowhere: no such folder; a model's, with its config.json, is expected"),
         (["fp8-cache", str(BASE), "--accuracy", "64"], "'64': questions x answers are expected, such as 64x4"),
-        (["fp8-cache", str(BASE), "task=wordmath", "task.n=4"], "tokens, task wordmath has 512"),
+        (["fp8-cache", str(BASE), "task=wordmath", "task.n=4"], "task 'wordmath' is written in token ids of models"),
         (["fp8-cache", str(BASE), "--first-load", "nowhere"], "nowhere: no such folder"),
         (["fp8-cache", str(BASE), "trainer.steps=3"], "trainer.steps=3: nothing is trained here"),
         (["fp8-cache", str(BASE), "base.n=3"], "base.n=3: no base is trained here"),

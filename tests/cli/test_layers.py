@@ -8,7 +8,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.foundation.project_files import HOME
-from harness.studies.layers.report import page, read_all, row_named, worst
+from harness.studies.layers.report import LEGEND, page, read_all, row_named, worst
 
 BASE = HOME / "results" / "bases" / "xs128-sort4-b0-a15cf79e106f"
 
@@ -27,7 +27,9 @@ def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureF
     assert main([*words[:4], "--answers", "2", "--name", "second", "--results", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count(f"{BASE.name}, int8: ") == 1, "what was measured, without earlier records"
     assert main(["layers", "--results", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count(f"{BASE.name}, int8: ") == 2
+    out = capsys.readouterr().out
+    assert out.count(f"{BASE.name}, int8: ") == 2 and f"\n\n{LEGEND}\n\n- " in out
+    assert "task sort n=4, " in page([record]) and "task sort, " in page([record | {"n": None}])
 
 
 def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
@@ -45,7 +47,7 @@ def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
     ("words", "message"),
     [
         (["layers", "nowhere"], "nowhere: no such folder; a model's, with its config.json, is expected"),
-        (["layers", str(BASE), "task=wordmath", "task.n=4"], "tokens, task wordmath has 512"),
+        (["layers", str(BASE), "task=wordmath", "task.n=4"], "task 'wordmath' is written in token ids of models"),
         (["layers", str(BASE), "task=sort", "task.n=4", "precision=bf16"], "precision=bf16: method naive cannot"),
         (["layers", str(BASE), "trainer.steps=3"], "trainer.steps=3: nothing is trained here"),
         (["layers", str(BASE), "--name", "a/b"], "argument --name: 'a/b': a name without a folder is expected"),

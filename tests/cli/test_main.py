@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main as cli
+from harness.published.recipes.twin import write_model, write_questions
 from harness.records.packed import pack
 from harness.records.run_result import read_results, write_result
 from harness.run.cell import run_cell
@@ -307,6 +308,24 @@ def test_dry_run_prints_the_resolved_configuration(capsys: pytest.CaptureFixture
     assert shown["config"]["precision"]["name"] == "int8"
     assert shown["config"]["trainer"]["lr"] == 3e-4
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_of_a_folder_tells_no_shape_that_is_not_the_folders(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_model(tmp_path / "model", "qwen2", "qwen2.5")
+    write_questions(tmp_path / "data", "gsm8k")
+    words = (
+        "model=hf",
+        f"model.path={tmp_path / 'model'}",
+        "task=gsm8k",
+        f"task.path={tmp_path / 'data'}",
+        "engine.max_new_tokens=64",
+    )
+    assert cli.main(["run", "method=bf16", *words, "--dry-run", "--results", str(tmp_path / "results")]) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert set(config["model"]) == {"name", "spread", "rl_lr", "path", "content_hash"} and "base" not in config
+    assert config["trainer"]["lr"] == 1e-6
 
 
 def test_passport_and_report_read_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,8 @@ def test_the_command_measures_prints_and_writes(
     assert record["formats"][3]["passport"]["weights"]["int4_g32"] == 14 and record["is_untrained"]
     floor = " and ".join(f"{row['mismatch']['kl_k3']:.2g}" for row in record["formats"][:2])
     assert f"- qwen2: the floor, bf16 sampled twice, has a k3 of {floor}." in out and "untrained, so costs" in out
+    assert f"- qwen2: 24 answers of 6 prompts each, task sort, engine embedded, probe {record['id']}\n" in out
+    assert "\nbf16_tis: token TIS alone, the correction of flashrl.\n" in out
     assert {path.name for path in (dump / "qwen2").iterdir()} == {
         f"{name}.safetensors" for name in ("bf16", "bf16-again", "int8", "int4")
     }

@@ -98,13 +98,17 @@ RUN = (
         "task=count: no base can be trained for it, its class has no n, ceiling, answers, demonstrations; give",
     ),
     ("model=hf", "model: num_layers=null: without a shape a local Hugging Face folder is needed"),
-    ("model.path=nowhere", "nowhere"),
-    (f"model.path={HOME / 'README.md'}", "README.md: is a file, no model folder"),
+    ("model=nowhere/folder", "no such choice; valid: hf, "),
+    ("model=nowhere/folder", "; a folder: model=hf model.path=nowhere/folder"),
+    ("model.path=nowhere", "model.path=nowhere: a folder needs model=hf beside it; add it"),
+    ("model=hf model.path=nowhere", "model.path=nowhere: no such folder"),
+    (f"model=hf model.path={HOME / 'README.md'}", "README.md: is a file, no model folder"),
+    ("method=tis", "method=tis: unknown; nearest: mis, bf16_tis, k3_rs_tis; TIS alone is method=flashrl"),
     ("numerics_version=99", "numerics_version=99: follows from the code and cannot be set"),
     ("+outside=[a]", "+outside=[a]: follows from the code and cannot be set"),
     ("model.max_positions=3", "model.max_positions=3: with task=sort a prompt of "),
 )
-"""(an override of `lowbit run method=flashrl`, what the line says)."""
+"""(overrides of `lowbit run method=flashrl`, what the line says)."""
 COMMANDS = (
     ("", "the following arguments are required: command"),
     ("swep quick", "unknown command swep; nearest: sweep"),
@@ -210,6 +214,20 @@ COMMANDS = (
     ("paper --tiny", "--tiny: of which recipe?"),
     ("probe results/probes/161ef8798e2d.json --precisions int8", "--precisions: nothing is measured for the file"),
     ("probe results/probes/161ef8798e2d.json task.num_eval=8", "task.num_eval=8: nothing is measured for the file"),
+    (
+        "layers results/bases/s-sort8-b0-1fd435092bb5 engine.max_new_tokens=4",
+        "engine.max_new_tokens=4: has no effect here, where the exact policy answers each question once; --answers ",
+    ),
+    (
+        "layers results/bases/s-sort8-b0-1fd435092bb5 precision=bf16",
+        "precision=bf16: method naive cannot use it; valid: int8, fp8_channel, fp8_tensor, fp8_block, w8a16, mxfp8, "
+        "nvfp4, nvfp4_w4a4, mxfp4, mxfp4_w4a4, mxfp4_up_w4a4, mxfp4_mbs_w4a4, nf4, int4, int3, int2\n",
+    ),
+    (
+        "probe results/bases/words_s-wordmath4-b0-f607159189a8 --precisions int8",
+        "task 'sort' is written in token ids of models that are trained here, and results/bases/words_s-wordmath4-b0-"
+        "f607159189a8/tokenizer.json has other tokens; name the model's own task, or one in text, e.g. task=gsm8k",
+    ),
     ("advise --size 7b --length 1024", "results: advise needs the committed results ("),
     ("advise --cases", "results: advise needs the committed results ("),
     ("advise --size 7b --length 1024 --gpu foo", "--gpu foo: an unknown GPU; valid: a100, h100, h200, b200"),
@@ -249,7 +267,8 @@ def test_a_wrong_override_is_refused(
     override: str, expected: str, option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "results"
-    refused(["run", "method=flashrl", override, *option, "--results", str(results)], expected, results, capsys)
+    words = ["run", "method=flashrl", *override.split(" "), *option, "--results", str(results)]
+    refused(words, expected, results, capsys)
 
 
 @pytest.mark.parametrize(("line", "expected"), COMMANDS)

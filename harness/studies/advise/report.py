@@ -64,7 +64,9 @@ def configurations(question: Question, recipe: Recipe) -> str:
     ways = 1 if at is None else at.ways
     what = (question, recipe.precision, recipe.correction)
     written: dict[str, Callable[[], list[str]]] = {
-        "lowbit": lambda: ["lowbit run " + " ".join(ours(*what))],
+        "lowbit, with your own task behind it, such as task=gsm8k task.path=FOLDER": lambda: [
+            "lowbit run " + " ".join(ours(*what))
+        ],
         "verl 0.9.1, on top of your own keys": lambda: [f"{k}={quoted(v)}" for k, v in verl(*what, ways).items()],
         "TRL 1.16.0, arguments of GRPOConfig": lambda: [f"{k}={v!r}," for k, v in trl(*what, ways).items()],
     }

@@ -65,16 +65,20 @@ class Answers:
 
 def policy_of(folder: Path, words: Sequence[str]) -> tuple[RunConfig, Task, Decoder]:
     """The configuration of a model folder under some overrides, its task and its decoder. Raises ValueError for a bad
-    folder or override, and for a decoder that has fewer tokens than the task."""
+    folder or override, and for a task of another model."""
     check_folder(folder)
     config = load([*words, *of_folder(folder)])
-    task, model = task_of(config), load_decoder(folder)
-    if model.config.vocab_size < task.vocab_size:
+    return config, task_of(config), load_decoder(folder)
+
+
+def prompts_of(task: Task, num_answers: int) -> list[tuple[int, ...]]:
+    """Prompts of the first `num_answers` held-out questions. Raises ValueError where the task has fewer."""
+    if task.num_eval is not None and num_answers > task.num_eval:
         raise ValueError(
-            f"{folder}: {model.config.vocab_size} tokens, task {task.name} has {task.vocab_size}; name the task that "
-            "the folder was trained on, e.g. task=wordmath task.n=10"
+            f"--answers={num_answers}: task {task.name} has {task.num_eval} held-out questions; valid: 1 to "
+            f"{task.num_eval}"
         )
-    return config, task, model
+    return [item.prompt for item in task.sample("eval", range(num_answers))]
 
 
 def exact_engine(model: Decoder, task: Task, kv: Format | None = None) -> EmbeddedEngine:

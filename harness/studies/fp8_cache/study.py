@@ -14,7 +14,15 @@ from harness.foundation.seeds import stable_seed
 from harness.models.decoder import Decoder
 from harness.numerics.kv_scales import KV, Role
 from harness.records.sample_scores import over_questions
-from harness.studies.fp8_cache.answers import Answers, divergence, exact_engine, log_probs, mean_k3, sampled
+from harness.studies.fp8_cache.answers import (
+    Answers,
+    divergence,
+    exact_engine,
+    log_probs,
+    mean_k3,
+    prompts_of,
+    sampled,
+)
 from harness.studies.fp8_cache.attention import FORMAT, Cache, through
 from harness.studies.fp8_cache.magnitudes import Magnitudes, magnitudes
 from harness.studies.fp8_cache.scales import Amaxes, Arm, arms, dummy_decoder, fresh_decoder, scanned
@@ -79,7 +87,7 @@ def compare(
         "fresh wide": prompts_alone(fresh_decoder(config, is_wide=True), task),
     }
     first_prompts, first_all = (None, None) if first is None else largest_of(first, task)
-    given = [item.prompt for item in task.sample("eval", range(num_answers))]
+    given = prompts_of(task, num_answers)
     answers = sampled(exact_engine(model, task), task, given, seed=stable_seed(0, "fp8 cache"))
     seen = magnitudes(model, answers)
     chosen = arms(config, prompts, everything, untrained, first_prompts, first_all)

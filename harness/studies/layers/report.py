@@ -74,8 +74,8 @@ def worst(record: Record) -> dict[str, Any]:
 
 
 def text(records: Sequence[Record]) -> str:
-    """The worst place of every policy, for a terminal."""
-    return text_table(WORST, _worst(records))
+    """The worst place of every policy with the legend, for a terminal."""
+    return f"{text_table(WORST, _worst(records))}\n\n{LEGEND}\n"
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
@@ -98,8 +98,9 @@ def page(records: Sequence[Record]) -> str:
             (row["name"], f"{row['k3']:.2g}", f"[{row['k3_low']:.2g}, {row['k3_high']:.2g}]", *_rounding(row))
             for row in record["rows"]
         ]
-        made = (f"{record['num_answers']} answers, {record['num_tokens']} tokens, task {record['task']} "
-                f"n={record['n']}, {record['num_parameters'] / 1e6:.1f}M parameters")  # fmt: skip
+        size = "" if record["n"] is None else f" n={record['n']}"
+        made = (f"{record['num_answers']} answers, {record['num_tokens']} tokens, task {record['task']}{size}, "
+                f"{record['num_parameters'] / 1e6:.1f}M parameters")  # fmt: skip
         table = markdown_table(("layer and modules", "k3", "interval", "lost", "error in", "error out"), rows)
         parts.append(f"## {record['policy']}, {record['precision']}\n\n{made}.\n\n{table}")
     return "\n\n".join(parts) + "\n"

@@ -23,7 +23,15 @@ from harness.models.decoder import Decoder
 from harness.numerics.formats import Format
 from harness.numerics.linear import EmulatedLinear
 from harness.numerics.quantize import fake_quantize
-from harness.studies.fp8_cache.answers import Answers, divergence, exact_engine, log_probs, mean_k3, sampled
+from harness.studies.fp8_cache.answers import (
+    Answers,
+    divergence,
+    exact_engine,
+    log_probs,
+    mean_k3,
+    prompts_of,
+    sampled,
+)
 from harness.tasks import Task
 
 ALL, REST = "all", "all but the worst"
@@ -145,7 +153,7 @@ def compare(
     mean KL of the sampler to the trainer a token with its 95 % interval (answers as clusters), nats, and what rounding
     does to the place's inputs. The answers are those of the exact policy to `num_answers` held-out questions."""
     chosen = places(model, plan)
-    prompts = [item.prompt for item in task.sample("eval", range(num_answers))]
+    prompts = prompts_of(task, num_answers)
     answers = sampled(exact_engine(model, task), task, prompts, seed=stable_seed(0, "layers"))
     exact = log_probs(model, answers)
     seen = roundings(model, chosen, answers)

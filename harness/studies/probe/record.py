@@ -22,6 +22,7 @@ from harness.models.checkpoint import check_folder, content_hash
 from harness.records.json_rows import write_json_rows
 from harness.records.paths import probes_folder
 from harness.run.checks import check, check_device
+from harness.start.prepare import check_data
 from harness.studies.probe.measure import measure
 from harness.studies.probe.noise import noise_config, noise_like, noise_meter
 from harness.studies.replay.sampling import CARRIERS, config_at
@@ -40,8 +41,8 @@ def configs(folder: Path, precisions: Sequence[str], overrides: Sequence[str]) -
     """(a run of every format, the floor first and twice, remarks on formats that the engine cannot follow).
 
     Without `precisions` it is every format that low-bit rollouts have here; `int4=int4_g32` is int4 with other weights.
-    Raises ValueError for a bad folder or override, and for a format that is named twice, is unknown or that the engine
-    cannot follow.
+    Raises ValueError for a bad folder or override, for missing data, for a task of another model, and for a format that
+    is named twice, is unknown or that the engine cannot follow.
     """
     for override in overrides:
         key = override.partition("=")[0].lstrip("+~")
@@ -52,6 +53,7 @@ def configs(folder: Path, precisions: Sequence[str], overrides: Sequence[str]) -
     words = [*of_folder(folder), *overrides]
     check_device(resolve(load([*words, "method=bf16", "precision=bf16"]), lambda path: content_hash(Path(path))))
     found: list[RunConfig] = [config_at(FLOOR, words), config_at(FLOOR, [*words, "seed=1"])]
+    check_data(found[0])
     remarks: list[str] = []
     for word in dict.fromkeys(precisions or METHODS["naive"].precisions):
         name, _, weights = word.partition("=")

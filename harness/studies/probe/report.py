@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from harness.foundation.markdown_table import markdown_table
@@ -18,6 +19,8 @@ from harness.studies.probe.record import FLOOR, Record
 
 SHARED_GIB = 1.0
 """GPU memory of other processes beyond which a probe was not alone; a process without tensors holds half of it."""
+NAMES_WIDTH = 48
+"""Columns of a list of names, in a terminal."""
 LEGEND = """\
 k3: mean of exp(d) - d - 1 a token with its 95 % interval (prompts as clusters), d = log-prob of the trainer less that
 of the sampler, nats. k1: mean of -d. dose: k3 x mean length. ESS: of the first tokens' weights, at the longest length
@@ -36,8 +39,12 @@ class Table:
     rows: list[tuple[str, ...]]
 
     def text(self) -> str:
-        """Columns of plain text below the title."""
-        return f"{self.title}\n{text_table(self.header, self.rows)}"
+        """Columns of plain text below the title; a long list of names in the first goes on in further rows."""
+        rows: list[tuple[str, ...]] = []
+        for first, *others in self.rows:
+            head, *more = wrap(first, NAMES_WIDTH, break_long_words=False, break_on_hyphens=False)
+            rows += [(head, *others), *((line, *[""] * len(others)) for line in more)]
+        return f"{self.title}\n{text_table(self.header, rows)}"
 
     def markdown(self) -> str:
         """A section with a table."""
@@ -102,14 +109,19 @@ def tables(records: Sequence[Record]) -> list[Table]:
     return [mismatch, costs, *(table for record in records if (table := _corrections(record)).rows)]
 
 
+def asked(record: Record) -> str:
+    """The questions and the engine of a probe in words."""
+    row, config = record["formats"][0], record["config"]
+    return (
+        f"{record['folder']}: {row['num_answers']} answers of {row['num_prompts']} prompts each, task "
+        f"{config['task']['name']}, engine {config['engine']['name']}, probe {record['id']}"
+    )
+
+
 def page(records: Sequence[Record]) -> str:
     """Markdown of several probes."""
     told = "\n".join(f"- {line}" for record in records for line in sentences(record))
-    made = "\n".join(
-        f"- {r['folder']}: {r['formats'][0]['num_answers']} answers of {r['formats'][0]['num_prompts']} prompts each, "
-        f"task {r['config']['task']['name']}, engine {r['config']['engine']['name']}, probe {r['id']}"
-        for r in records
-    )
+    made = "\n".join(f"- {asked(record)}" for record in records)
     body = "\n\n".join(table.markdown() for table in tables(records))
     return f"# Probe\n\n{told}\n\n{body}\n\n{LEGEND}\n\n{made}\n"
 

@@ -13,8 +13,9 @@ from torch import nn
 from harness.api import Plan
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import fake_quantize
-from harness.studies.fp8_cache.answers import divergence, log_probs
+from harness.studies.fp8_cache.answers import divergence, log_probs, prompts_of
 from harness.studies.layers.study import Rounding, places, replaced, roundings
+from harness.tasks import build_task
 from tests.engines.engine_cases import QWEN3, decoder
 from tests.studies.fp8_cache.made import answers, sharp
 
@@ -104,3 +105,11 @@ def test_formats_of_weights_alone_say_nothing_of_inputs() -> None:
 def test_what_it_does_not_take() -> None:
     with pytest.raises(ValueError, match=r"precision.weights=bf16: quantizes no linear layer"):
         places(decoder(QWEN3), Plan(rollout_weights=format_named("bf16")))
+
+
+def test_more_answers_than_a_task_has_questions_are_refused() -> None:
+    task = build_task("sort", {})
+    assert len(prompts_of(task, 3)) == 3
+    object.__setattr__(task, "num_eval", 16)
+    with pytest.raises(ValueError, match=r"^--answers=32: task sort has 16 held-out questions; valid: 1 to 16$"):
+        prompts_of(task, 32)

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.image import imread
 
 from harness.studies.probe import figure as figures
-from harness.studies.probe.report import is_above_floor, name_of, page, sentences, tables, write
+from harness.studies.probe.report import Table, is_above_floor, name_of, page, sentences, tables, write
 from tests.studies.probe import made
 
 LOW = made.row("w8a16", 2.4e-4, 5e-5)  # from 1.9e-4, the floor's reaches 2.5e-4
@@ -61,6 +61,15 @@ def test_the_tables_have_the_numbers() -> None:
     assert effects.header == ("correction", "bf16", "bf16 again", "int8", "int2")
     assert effects.rows == [("flashrl, bf16_tis", *["1% 100% 0.95"] * 4), ("mis", *["50% 50% 0.8"] * 4)]
     assert mismatch.text().splitlines()[0] == mismatch.title and mismatch.markdown().startswith(f"## {mismatch.title}")
+
+
+def test_a_long_list_of_corrections_goes_on_in_further_rows_of_the_text_alone() -> None:
+    names = ", ".join(f"correction_{i}" for i in range(8))
+    table = Table(title="t", header=("correction", "int8"), rows=[(names, "1%")])
+    lines = table.text().splitlines()[3:]
+    assert lines[0] == f"{'correction_0, correction_1, correction_2,':<42} 1%"
+    assert lines[1:] == ["correction_3, correction_4, correction_5,", "correction_6, correction_7"]
+    assert f"| {names} | 1% |" in table.markdown()
 
 
 def test_several_probes_are_one_page(tmp_path: Path) -> None:

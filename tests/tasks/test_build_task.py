@@ -1,0 +1,46 @@
+"""Tasks by name: an embedded task and the tokenizer of the model that it is asked of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.models.tokenizer import save_tokenizer, save_words
+from harness.tasks import build_task
+from harness.tasks.wordmath import Wordmath
+
+
+def refused(name: str, folder: Path) -> None:
+    with pytest.raises(ValueError) as error:
+        build_task(name, {}, folder)
+    assert str(error.value) == (
+        f"task {name!r} is written in token ids of models that are trained here, and {folder / 'tokenizer.json'} has "
+        "other tokens; name the model's own task, or one in text, e.g. task=gsm8k task.path=FOLDER"
+    )
+
+
+@pytest.mark.parametrize("vocabulary", [{"!": 0, '"': 1, "#": 2}, [["<pad>", 0.0], ["<eos>", 0.0]]])
+def test_an_embedded_task_refuses_a_folder_with_other_tokens(tmp_path: Path, vocabulary: object) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}), encoding="utf-8")
+    for name in ("sort", "chain", "wordmath"):
+        refused(name, tmp_path)
+
+
+def test_characters_and_words_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    chars, words = tmp_path / "chars", tmp_path / "words"
+    chars.mkdir()
+    words.mkdir()
+    save_tokenizer(chars, 128)
+    save_words(words, Wordmath(vocab_size=160, layout="ordered").words)
+    assert build_task("sort", {}, chars).vocab_size == 32
+    assert build_task("wordmath", {}, words).vocab_size == 512, "the words of a small vocabulary come first in a large"
+    refused("sort", words)
+    refused("wordmath", chars)
+
+
+def test_a_task_for_timing_and_a_folder_without_tokenizer_are_not_checked(tmp_path: Path) -> None:
+    assert build_task("sort", {}, tmp_path).name == "sort"
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"!": 0}}}', encoding="utf-8")
+    assert build_task("count", {}, tmp_path).name == "count"
