@@ -79,13 +79,11 @@ def test_it_acts_where_no_weight_can_and_never_raises_an_advantage() -> None:
 
 
 def test_equal_policies_keep_the_advantage_and_lower_the_multiplier() -> None:
-    logp, batch = random_batch("equal")
+    _, batch = random_batch("equal")
     batch = replace(batch, rollout_logp=batch.old_logp)
     memory: Memory = {}
     c = GapCost().correct(start(batch, 0.2, 0.2), batch, memory)
     assert c.adv_shift is not None and (c.adv_shift == 0).all() and memory["lam"] == pytest.approx(0.1 - 0.0037)
-    found = objective(METHOD.parts, logp, batch)
-    assert all(torch.equal(a, b) for a, b in zip(found, objective([], logp, batch), strict=True))
 
 
 def test_invalid_tokens_padding_and_a_shift_of_another_part() -> None:

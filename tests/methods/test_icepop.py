@@ -40,7 +40,7 @@ def test_weights_are_zero_or_the_ratio_inside_the_band() -> None:
     inside = (rho >= 0.5) & (rho <= 5.0)
     assert torch.equal(c.keep, batch.mask) and 0 < (inside & batch.mask).sum() < batch.mask.sum()
     assert_exact(c.weight[batch.mask], torch.where(inside, rho, 0.0)[batch.mask])
-    agreeing = replace(batch, rollout_logp=batch.old_logp)
+    agreeing = replace(batch, rollout_logp=batch.old_logp)  # the bounds belong to the band
     for part in (IcePop(alpha=1.0, beta=2.0), IcePop(alpha=0.5, beta=1.0)):
         assert (corrected([part], agreeing).weight == 1.0).all()
 

@@ -105,17 +105,6 @@ def test_areal_goes_on_with_the_clipped_loss() -> None:
     assert_exact(objective(AREAL.parts, logp, batch, Algo())[1], torch.where(c.keep, grad, 0.0))
 
 
-def test_padding_and_nothing_to_train_on() -> None:
-    logp, batch = random_batch("padding", dtype=torch.float32)
-    spoilt = {n: torch.where(batch.mask, getattr(batch, n), torch.nan) for n in ("adv", "rollout_logp", "old_logp")}
-    nothing = replace(batch, rollout_logp=torch.full_like(batch.rollout_logp, torch.nan))
-    for parts in (METHOD.parts, AREAL.parts):
-        assert torch.equal(updated(parts, logp, replace(batch, **spoilt)).keep, updated(parts, logp, batch).keep)
-        assert not updated(parts, logp, nothing).keep.any()
-        loss, grad = objective(parts, logp, nothing)
-        assert loss == 0 and (grad == 0).all()
-
-
 def test_bad_knobs() -> None:
     with pytest.raises(ValueError, match=r"M2PO.tau, at_least: -1"):
         M2PO(tau=-1)

@@ -11,7 +11,7 @@ import torch
 from harness.config.compose import compose
 from methods.flashrl import TIS
 from methods.minirl import METHOD, MiniRL, open_gate
-from tests.loss_cases import Algo, assert_exact, assert_published, random_batch, response, value_and_gradient
+from tests.loss_cases import Algo, assert_exact, assert_published, random_batch, response
 from tests.objective_cases import objective, updated
 from tests.toy import small_config
 
@@ -56,14 +56,6 @@ def test_equals_a_loop() -> None:
     value, grad = objective(METHOD.parts, logp, batch, SUM)
     assert_exact(value.item(), total / num_responses)
     assert_exact(grad, slopes / num_responses)
-
-
-def test_an_unchanged_policy_gives_reinforce() -> None:
-    logp, batch = random_batch("on policy")
-    batch = replace(batch, rollout_logp=logp.detach(), old_logp=logp.detach())
-    plain = value_and_gradient(logp, batch, updated([], logp, batch), replace(SUM, mode="bypass_pg"))
-    found = objective(METHOD.parts, logp, batch, SUM)
-    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
 
 
 def test_the_gate_reads_staleness_and_the_sign_and_never_the_sampler() -> None:

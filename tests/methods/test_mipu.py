@@ -60,12 +60,8 @@ def test_equals_a_loop() -> None:
     assert_exact(grad, slopes / count)
 
 
-def test_without_a_mismatch_it_is_grpo_and_long_responses_weigh_no_more() -> None:
-    logp, batch = random_batch("equal")
-    same = replace(batch, rollout_logp=batch.old_logp)
-    assert all(
-        torch.equal(a, b) for a, b in zip(objective(METHOD.parts, logp, same), objective([], logp, same), strict=True)
-    )
+def test_long_responses_weigh_no_more() -> None:
+    _, batch = random_batch("equal")
     uniform = replace(batch, rollout_logp=batch.old_logp - 0.3)
     weight = corrected(METHOD.parts, uniform).weight
     assert_exact(weight[batch.mask], torch.full_like(weight[batch.mask], exp(0.3)))

@@ -90,13 +90,6 @@ def test_a_wider_threshold_drops_less_and_the_gradient_of_the_rest_stays() -> No
     assert_exact(grad, torch.where(keeps[1], plain, 0.0))
 
 
-def test_padding_and_invalid_tokens() -> None:
-    logp, batch = random_batch("padding")
-    spoilt = {n: torch.where(batch.mask, getattr(batch, n), torch.nan) for n in ("adv", "rollout_logp", "old_logp")}
-    part = OPSM(delta=0.05)
-    assert torch.equal(updated([part], logp, replace(batch, **spoilt)).keep, updated([part], logp, batch).keep)
-    rollout = batch.rollout_logp.clone()
-    rollout[0, 1] = torch.nan
-    assert not updated([part], logp, replace(batch, rollout_logp=rollout)).keep[0, 1]
+def test_bad_knobs() -> None:
     with pytest.raises(ValueError, match=r"OPSM.delta: -1"):
         OPSM(delta=-1)
