@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.api import TokenBatch
 from harness.objective.loss import start
-from methods.acrl import ACRL, METHOD, SMALLEST, steering_weight
+from methods.acrl import ACRL, SMALLEST, steering_weight
 from tests.loss_cases import assert_exact, assert_published, golden_batch, random_batch
 
 
@@ -116,7 +116,3 @@ def test_an_empty_batch_leaves_the_memory_alone() -> None:
 def test_bad_knobs(knob: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"ACRL.{next(iter(knob))}: "):
         ACRL(**knob)  # type: ignore[arg-type]
-
-
-def test_method() -> None:
-    assert METHOD.parts == (ACRL(gamma=0.65, num_batches=4, bound=5.0),) and METHOD.reconstructed

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.objective.loss import start
-from methods.ais_r import AISR, METHOD, diagnostics
+from methods.ais_r import AISR, diagnostics
 from methods.flashrl import TIS
 from tests.loss_cases import (
     Algo,
@@ -133,7 +133,3 @@ def test_equal_policies_and_nothing_valid() -> None:
 def test_bad_knobs(knob: dict[str, float], named: str) -> None:
     with pytest.raises(ValueError, match=f"AISR.{named}"):
         AISR(**knob)  # type: ignore[arg-type]
-
-
-def test_method() -> None:
-    assert METHOD.name == "ais_r" and METHOD.parts == (AISR(),) and "whole rule" in METHOD.reconstructed

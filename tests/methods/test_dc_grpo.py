@@ -16,7 +16,7 @@ from harness.run.loop import grpo_step
 from methods.acrl import probability_gap
 from methods.dc_grpo import METHOD, GapCost, next_multiplier
 from methods.flashrl import TIS
-from tests.loss_cases import Algo, assert_exact, assert_published, corrected, random_batch, response
+from tests.loss_cases import assert_exact, assert_published, corrected, random_batch, response
 from tests.objective_cases import objective
 from tests.toy import small_config, small_run
 
@@ -115,9 +115,7 @@ def test_a_run_carries_the_multiplier_from_step_to_step(tmp_path: Path) -> None:
     assert lam > 0.15
 
 
-def test_method_and_refusals() -> None:
-    assert METHOD.parts == (GapCost(lam=0.1, level=0.0037, eta=1.0, lam_min=0.0, lam_max=1.0),)
-    assert METHOD.mode == "decoupled" and Algo().mode == "decoupled"
+def test_refusals() -> None:
     for knobs, words in (
         ({"lam": 2.0}, r"lam_min, lam, lam_max: 0.0, 2.0, 1.0"), ({"lam_min": -1.0}, r"lam_min, lam, lam_max: -1.0"),
         ({"level": -1.0}, r"level, eta: -1.0"), ({"eta": -0.5}, r"level, eta: 0.0037, -0.5"),

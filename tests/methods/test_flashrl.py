@@ -16,7 +16,7 @@ from harness.numerics.formats import format_named
 from harness.numerics.quantize import dequantize, quantize
 from harness.objective.loss import batch_normalize
 from harness.objective.mismatch import correction_metrics
-from methods.flashrl import METHOD, TIS, Profile, log_rho, saturated
+from methods.flashrl import TIS, Profile, log_rho, saturated
 from tests.loss_cases import (
     Algo,
     assert_exact,
@@ -199,8 +199,3 @@ def test_an_exception_of_the_plan_is_followed() -> None:
 def test_layers_may_stay_in_high_precision() -> None:
     part = Profile(keep_high=("model.layers.0.*",))
     assert part.plan(INT8) == Plan(exceptions=(("model.layers.0.*", None),)) and Profile().plan(INT8) == Plan()
-
-
-def test_method() -> None:
-    assert [type(part) for part in METHOD.parts] == [Profile, TIS]
-    assert METHOD.precisions[:4] == ("int8", "fp8_channel", "fp8_tensor", "fp8_block")

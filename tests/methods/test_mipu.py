@@ -67,8 +67,3 @@ def test_long_responses_weigh_no_more() -> None:
     assert_exact(weight[batch.mask], torch.full_like(weight[batch.mask], exp(0.3)))
     product = corrected([TIS(cap=1e9, level="sequence")], uniform).weight
     assert_exact(product[:, 0], (0.3 * batch.mask.sum(-1).double()).exp())
-
-
-def test_method() -> None:
-    assert METHOD.name == "mipu_step1" and METHOD.parts == (TIS(cap=2.0, level="geometric"),)
-    assert METHOD.mode == "decoupled" and "step 2" in METHOD.reconstructed

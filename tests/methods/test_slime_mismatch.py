@@ -10,7 +10,7 @@ import torch
 
 from methods.flashrl import TIS
 from methods.mis import MIS
-from methods.slime_mismatch import METHOD, NormalizedTIS
+from methods.slime_mismatch import METHOD
 from tests.loss_cases import Algo, assert_exact, assert_published, corrected, random_batch, response
 from tests.objective_cases import objective
 
@@ -95,8 +95,3 @@ def test_normalisation_changes_the_gradient() -> None:
     logp, batch = random_batch("equal")
     plain = (TIS(cap=2.0), *METHOD.parts[1:])
     assert not torch.equal(objective(METHOD.parts, logp, batch)[1], objective(plain, logp, batch)[1])
-
-
-def test_method() -> None:
-    assert METHOD.parts == (NormalizedTIS(cap=2.0), MIS(level="token", lo=0.5, hi=2.0, weight="none", veto=1e-4))
-    assert (METHOD.mode, METHOD.denom) == ("decoupled", "kept")
