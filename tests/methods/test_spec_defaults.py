@@ -110,7 +110,7 @@ def test_what_is_ours_is_said() -> None:
             "decoupled",
             "qurl qurl_acr tbpo qarl vespo calibrated_clipping sapo minirl r2vpo rspo jackpot dc_grpo",
         ),
-        ("mode", "decoupled", "mipu_step1 slime_mismatch"),
+        ("mode", "decoupled", "jackpot dc_grpo mipu_step1 slime_mismatch"),
         ("mode", "bypass_ppo", "alp"),
         ("agg", "seq-mean-token-sum", "trm trm_sampled minirl"),
         ("agg", "seq-mean-token-mean", "tbpo qarl sapo vcpo rspo"),
