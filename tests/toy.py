@@ -23,6 +23,11 @@ SMALL = (
     "algo.num_prompts=4", "algo.group_size=4",
 )  # fmt: skip
 
+MIXTURE = (
+    "model=moe_xs", "task=sort", "task.n=3", "algo.num_prompts=16", "algo.group_size=8", "base.target_accuracy=0.3",
+)  # fmt: skip
+"""What makes a small run one of a mixture of experts."""
+
 
 def small_config(*overrides: str) -> RunConfig:
     """A resolved config of a run of seconds."""
