@@ -236,13 +236,6 @@ def test_two_sweeps_do_not_share_a_results_folder(tmp_path: Path) -> None:
     assert [event.kind for event in refused] == ["started", "finished"]
 
 
-def test_an_unwritable_results_folder_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    planned = plan(sweep_of({"method": "bf16"}))
-    with pytest.raises(ValueError, match="results="):
-        run_sweep(planned, Launch(results=str(tmp_path / "file"), sweep="test"), 1, nothing)
-
-
 def test_a_sweep_that_sweeps_does_not_know_keeps_its_purpose(tmp_path: Path) -> None:
     launch, seen = small_launch(tmp_path), Seen()
     planned = plan(replace(sweep_of({"method": "bf16"}), question="Does it?", control="fp16"))
