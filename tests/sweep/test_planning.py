@@ -310,11 +310,10 @@ def test_shipped_sweeps_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in sweep_names(ROOT / "sweeps"):
         sweep = read_sweep(name, ROOT / "sweeps")
         first = {key: values[:1] for key, values in sweep.axes.items()}
-        planned = plan(replace(sweep, axes=first))
-        assert len(planned.cells) >= 3 * len(sweep.seeds)
+        planned = plan(replace(sweep, axes=first, seeds=sweep.seeds[:1], base_seeds=sweep.base_seeds[:1]))
+        assert len(planned.cells) >= 3
         if name == "quick":
-            assert len(planned.cells) == 8 * 5
-            assert planned.skipped == ()
+            assert (len(planned.cells), len(sweep.seeds)) == (8, 5)
         if name == "correction_modes":
             assert {cell.algo.mode for cell, _ in planned.impossible} == {"bypass_ppo"}
         else:
