@@ -95,16 +95,6 @@ def test_one_update_decoupled_and_bypass_policy_gradient_have_one_gradient() -> 
     assert_exact(grad, expected)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-def test_caps(level: Literal["token", "sequence"]) -> None:
-    _, batch = random_batch("caps", spread=0.8)
-    rho = log_rho(batch.old_logp, batch.rollout_logp, batch.mask, level).exp()
-    for cap in (0.01, 0.5, 1.7, 1e9):
-        weight = corrected([TIS(cap=cap, level=level)], batch).weight
-        assert weight.max() <= cap
-        assert_exact(weight, rho.clamp(max=cap))
-
-
 def test_extreme_and_invalid_log_probs() -> None:
     _, batch = random_batch("extreme")
     rollout = torch.where(batch.mask, batch.rollout_logp, nan)
