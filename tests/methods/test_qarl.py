@@ -10,16 +10,7 @@ import torch
 from harness.fitting.fake_quant import FakeQuantLinear
 from harness.run.loop import grpo_step
 from harness.run.run import Run
-from methods import METHODS, tbpo
-from methods.qarl import METHOD
 from tests.toy import small_run
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The methods by name, whether or not the registry has them."""
-    for method in (METHOD, tbpo.METHOD):
-        monkeypatch.setitem(METHODS, method.name, method)
 
 
 def after_a_step(folder: Path, *overrides: str) -> tuple[Run, float]:

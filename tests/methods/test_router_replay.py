@@ -17,7 +17,7 @@ from harness.run.collect import collect, fitted, join_rollouts, take_rollout
 from harness.run.loop import grpo_step, push_weights
 from harness.run.run import Collected, Run
 from harness.trainers.local.trainer import LocalTrainer
-from tests.toy import MIXTURE, small_config, small_run
+from tests.toy import MIXTURE, small_config, small_run, take_steps
 
 FIRST = Step(index=0, total=4, seed=0)
 
@@ -160,10 +160,7 @@ def test_a_few_steps_learn_with_and_without_replay(moe_folder: Path) -> None:
     mean: dict[str, float] = {}
     for method in ("naive", "router_replay"):
         run = run_of(moe_folder, f"method={method}", "precision=fp8_block")
-        rows = []
-        for _ in range(4):
-            rows.append(grpo_step(run))
-            run.step += 1
+        rows = take_steps(run, 4)
         mean[method] = sum(row["mismatch/kl_k3"] for row in rows) / len(rows)
         assert rows[-1]["reward/mean"] > 0.2
     assert mean["router_replay"] < 0.7 * mean["naive"] < 0.1

@@ -17,16 +17,7 @@ from harness.run.collect import stopped
 from harness.run.loop import evaluate, grpo_step, train
 from harness.run.run import Run
 from harness.trainers.local.trainer import Diverged, schedule
-from tests.toy import small_config, small_run
-
-
-def stepped(folder: Path, *overrides: str, steps: int = 2, **launch: object) -> tuple[Run, list[dict[str, float]]]:
-    run = small_run(folder, overrides, **launch)
-    rows: list[dict[str, float]] = []
-    for _ in range(steps):
-        rows.append(grpo_step(run))
-        run.step += 1
-    return run, rows
+from tests.toy import small_config, small_run, stepped, take_steps
 
 
 def parameters(run: Run) -> torch.Tensor:
@@ -164,10 +155,7 @@ def test_restored_state_continues_bit_for_bit(tmp_path: Path) -> None:
     first, _ = stepped(tmp_path, *words, steps=2)
     second = small_run(tmp_path, words)
     second.restore(first.state())
-    resumed: list[dict[str, float]] = []
-    for _ in range(2):
-        resumed.append(grpo_step(second))
-        second.step += 1
+    resumed = take_steps(second, 2)
     assert tensors_hash(straight.trainer.weights()) == tensors_hash(second.trainer.weights())
     assert resumed[1]["train/loss"] == rows[3]["train/loss"]
     assert resumed[1]["mismatch/kl_k3"] == rows[3]["mismatch/kl_k3"]

@@ -13,19 +13,16 @@ from harness.run.collect import generate
 from harness.run.gpu_sharing import lend, reclaim
 from harness.run.loop import evaluate, grpo_step
 from harness.run.run import Collected, Run
-from tests.toy import small_run
+from tests.toy import small_run, take_steps
 
 MIXED = ("method=mixed_rollouts", "precision=int4", "knobs.SecondSampler.share=0.25")
 """Three of four responses in INT4, one in BF16."""
 
 
 def stepped(folder: Path, *words: str, steps: int = 1) -> tuple[Run, list[dict[str, float]], list[Collected]]:
-    run, rows, batches = small_run(folder, [*MIXED, *words]), list[dict[str, float]](), list[Collected]()
+    run, batches = small_run(folder, [*MIXED, *words]), list[Collected]()
     run.on_batch = lambda step, batch: batches.append(batch)
-    for _ in range(steps):
-        rows.append(grpo_step(run))
-        run.step += 1
-    return run, rows, batches
+    return run, take_steps(run, steps), batches
 
 
 def formats(weights: list[dict[str, object]] | tuple) -> set[object]:
