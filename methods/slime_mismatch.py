@@ -3,7 +3,7 @@
 Code: THUDM/slime, examples/train_infer_mismatch_helper (mis.py, mis.yaml); its core defaults are other ones.
 Claim: none of its own; the rules are those of the blog "When Speed Kills Stability".
 Rule, in this order: w = min(rho, 2); tokens outside 0.5 <= rho <= 2 are rejected, whole responses with a token below
-1e-4 too; w is divided by its mean over all tokens of the mask, rejected ones counted.
+1e-4 too; w is divided by its mean over all valid tokens, rejected ones counted.
 A third denominator is left out: slime divides a response by its kept tokens and averages over all responses; `denom` is
 "kept" here, which averages over responses with a kept token, the same where no response is emptied. slime's KL and
 entropy terms leave rejected tokens out too.
@@ -22,11 +22,11 @@ from methods.naive import LOW_BIT
 
 @dataclass(frozen=True, kw_only=True)
 class NormalizedTIS(TIS):
-    """Truncated weights over their mean, so that they average 1 over the tokens of the mask of a batch."""
+    """Truncated weights over their mean, so that they average 1 over the valid tokens of a batch."""
 
     def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
         c = super().correct(c, b, memory)
-        return replace(c, weight=batch_normalize(c.weight, b.mask, "token"))
+        return replace(c, weight=batch_normalize(c.weight, b.valid, "token"))
 
 
 METHOD = Method(

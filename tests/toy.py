@@ -6,6 +6,7 @@ import copy
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -15,6 +16,7 @@ from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.provenance import ROOT
 from harness.run.build import build
+from harness.run.loop import grpo_step
 from harness.run.run import Run
 from harness.sweep import with_default_precision
 
@@ -22,6 +24,11 @@ SMALL = (
     "model=xs", "task=chain", "model.spread=0", "trainer.steps=4", "trainer.eval_every=2", "task.num_eval=32",
     "algo.num_prompts=4", "algo.group_size=4",
 )  # fmt: skip
+
+MIXTURE = (
+    "model=moe_xs", "task=sort", "task.n=3", "algo.num_prompts=16", "algo.group_size=8", "base.target_accuracy=0.3",
+)  # fmt: skip
+"""What makes a small run one of a mixture of experts."""
 
 
 def small_config(*overrides: str) -> RunConfig:
@@ -52,3 +59,18 @@ def site_of(model: nn.Module, **values: object) -> Site:
 def small_run(folder: Path, overrides: Sequence[str] = (), **values: object) -> Run:
     """A run at step 0."""
     return build(small_config(*overrides), small_launch(folder, **values))[0]
+
+
+def take_steps(run: Run, count: int = 1) -> list[dict[str, Any]]:
+    """The rows of so many steps of a run."""
+    rows: list[dict[str, Any]] = []
+    for _ in range(count):
+        rows.append(grpo_step(run))
+        run.step += 1
+    return rows
+
+
+def stepped(folder: Path, *overrides: str, steps: int = 2, **launch: object) -> tuple[Run, list[dict[str, Any]]]:
+    """A run after its first steps, and their rows."""
+    run = small_run(folder, overrides, **launch)
+    return run, take_steps(run, steps)

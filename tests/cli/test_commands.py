@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from tests.source_tree import ROOT
 
 SHARED = ("__init__", "main", "options", "table")
 """Files of `harness/cli` that are no command."""
-SLOW = ("hydra", "matplotlib", "mlflow", "numpy", "optuna", "pandas", "pyarrow", "scipy", "torch")
+SLOW = {"hydra", "matplotlib", "mlflow", "numpy", "optuna", "pandas", "pyarrow", "scipy", "torch"}
 
 
 def test_every_command_is_a_file_and_every_file_a_command() -> None:
@@ -34,17 +35,30 @@ def test_help_lists_every_command_in_its_group(capsys: pytest.CaptureFixture[str
         assert listed[: len(commands)] == list(commands), group
 
 
-@pytest.mark.parametrize(
-    ("words", "may"),
-    [(["--help"], ()), *[([name, "--help"], ()) for name in COMMANDS], (["run", "trainer.stepz=3"], ()),
-     (["run", "trainer.steps=0"], ("hydra",)), (["run", "method=flashrk"], ("hydra",)),
-     (["sweep", "smoke", "algo.lr=3"], ())],
-    ids=lambda value: " ".join(value),
-)  # fmt: skip
-def test_an_answer_that_runs_nothing_imports_nothing_slow(words: list[str], may: tuple[str, ...]) -> None:
-    code = (
-        "import sys\nfrom harness.cli.main import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
-        f"print('loaded', *sorted(set({SLOW!r}) & set(sys.modules)))"
+ASK = """
+import contextlib, io, json, sys
+from harness.cli.main import main
+for line in sys.argv[1:]:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            code = main(line.split())
+    except SystemExit as left:
+        code = left.code
+    print(json.dumps([line, code, said.getvalue().split("\\n")[0], sorted(sys.modules)]))
+"""
+
+
+def test_answers_that_run_nothing_import_nothing_slow() -> None:
+    """The help of every command, then refusals: in one process, which tells after each what has been loaded."""
+    helps = {"--help": "usage: lowbit", **{f"{name} --help": f"usage: lowbit {name}" for name in COMMANDS}}
+    refused = {"run trainer.stepz=3": set(), "sweep smoke algo.lr=3": set(), "run trainer.steps=0": {"hydra"},
+               "run method=flashrk": {"hydra"}}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, *helps, *refused], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert set(done.stdout.splitlines()[-1].split()[1:]) <= set(may)
+    told = [json.loads(answer) for answer in done.stdout.splitlines()]
+    assert [line for line, *_ in told] == [*helps, *refused]
+    for line, code, first, loaded in told:
+        assert code == (0 if line in helps else 2) and first.startswith(helps.get(line, "")), line
+        assert SLOW & set(loaded) <= refused.get(line, set()), line

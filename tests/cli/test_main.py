@@ -1,4 +1,4 @@
-"""The command line: help reads, bad input is one line with exit code 2, commands print what they promise."""
+"""The command line: requests to end, overrides and options, sweeps, and commands that print what they promise."""
 
 from __future__ import annotations
 
@@ -43,40 +43,6 @@ def test_ctrl_c_after_the_end_of_a_command_is_not_told() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("command", cli.COMMANDS)
-def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main([command, "--help"])
-    assert left.value.code == 0
-    assert "usage: lowbit " + command in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["sweep", "quik"], "nearest: quick"),
-        (["sweep", "smoke", "--ray-address", "auto"], "only with --launcher ray"),
-        (["sweep", "search_aqn"], "lowbit search search_aqn"),
-        (["run", "method=naive", "precision=int5"], "int4"),
-        (["run", "method=bf16", "precision=int4"], "method bf16 cannot use it"),
-        (["run", "metod=bf16"], "nearest: method"),
-        (["run", "method=flashrl", "knobs.TIS.cup=2"], "nearest: cap"),
-        (["run", "task.n=0"], "n=0"),
-        (["report", "nothing"], "no results"),
-        (["passport", "zzz"], "is 'zzz'"),
-        (["results", "import", "nowhere"], "nowhere"),
-    ],
-)
-def test_bad_input_is_one_line_and_code_2(
-    words: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main([*words, "--results", str(tmp_path)]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("lowbit: error: ")
-    assert err.count("\n") == 1
-    assert expected in err
 
 
 def test_overrides_may_follow_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

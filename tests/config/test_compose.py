@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -71,10 +72,14 @@ def test_every_method_composes_at_every_precision_it_declares() -> None:
         name: load([f"precision={name}"]).precision for name in {p for m in METHODS.values() for p in m.precisions}
     }
     for name, method in METHODS.items():
+        algo = resolve(replace(config, method=name, precision=precisions[method.precisions[0]])).algo
+        for field in ("mode", "agg", "denom"):
+            assert getattr(method, field) in (None, getattr(algo, field)), (name, field)
         for precision in method.precisions:
             composed = compose(replace(config, method=name, precision=precisions[precision]))
-            assert composed.method is method
+            assert composed.method is method and composed.plan.rollout_weights is not None
             words = plan_json(composed.plan)
+            assert json.loads(json.dumps(words)) == words
             assert ("samplers" in words) == (composed.plan.samplers is not None) == (name == "mixed_rollouts")
             assert words.get("residual_alpha") == (0.5 if name == "mxfp4_rl" else None)
             assert words.keys() - {"samplers", "residual_alpha"} == {

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from harness.foundation.seeds import generator
 from harness.numerics import fp8_gemm
 from harness.numerics.formats import format_named
+from harness.numerics.fp8_flow import FP8Linear
 from harness.numerics.fp8_gemm import Operand
 from harness.numerics.quantize import quantize
 from tests.engines.kernel_cases import differing, values
@@ -25,6 +27,31 @@ KINDS = ("normal", "zeros", "magnitudes", "tiny", "huge", "poison", "ties", "nea
 """Kinds of `kernel_cases.values`; "tiny" lies below the floor of the scales."""
 SHAPES = ((128, 128), (200, 256), (5, 384))
 WEIGHTS, ACTS = format_named("e4m3_block"), format_named("e4m3_1x128")
+
+
+def randn(*shape: int, name: str, std: float = 1.0, device: str = "cpu") -> Tensor:
+    """Gaussian numbers of their own stream, the same on every device."""
+    return torch.randn(*shape, generator=generator("cpu", 0, name, *shape)).mul_(std).to(device)
+
+
+def emulated(n: int, k: int, *, has_bias: bool = False, is_saved_fp8: bool = True, device: str = "cpu") -> FP8Linear:
+    """An emulated layer with weights as large as a trained one's."""
+    layer = nn.Linear(k, n, bias=has_bias, device=device)
+    with torch.no_grad():
+        layer.weight.copy_(randn(n, k, name="w", std=0.02))
+    return FP8Linear(layer, weights=WEIGHTS, acts=ACTS, fp8_saved_activations=is_saved_fp8)
+
+
+def products(layer: nn.Module, x: Tensor, dy: Tensor) -> list[Tensor]:
+    """Y and the gradients of input, weight and, where there is one, bias."""
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    return [y, *torch.autograd.grad(y, [x, *layer.parameters()], dy.to(y.dtype))]
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """Relative Frobenius error."""
+    return float((a.detach().double() - b.detach().double()).norm() / b.detach().double().norm())
 
 
 @dataclass(frozen=True, kw_only=True)

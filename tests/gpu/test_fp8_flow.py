@@ -4,27 +4,29 @@ the emulated flow (the numbered tests of Jet-RL's specification)."""
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig, response_hidden
 from harness.numerics import fp8_gemm
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
-from harness.numerics.fp8_flow import FP8Linear, held_weights, use_kernels
+from harness.numerics.fp8_flow import held_weights, use_kernels
 from harness.numerics.fp8_gemm import Kernels, Operand
 from harness.numerics.quantize import quantize
 from methods.jet_rl import FP8Flow
 from tests.engines import flow_cases
-from tests.engines.flow_cases import ACTS, WEIGHTS, Case
+from tests.engines.flow_cases import ACTS, WEIGHTS, Case, products, relative
 from tests.methods.test_jet_rl import BLOCKS, NEW, PROMPT, engine_of, sampled
 
 pytestmark = pytest.mark.gpu
 CUDA = "cuda"
+randn, linear = (partial(made, device=CUDA) for made in (flow_cases.randn, flow_cases.emulated))
 SHAPES = ((256, 256, 256), (1024, 512, 3584))
 """(rows, columns, contracted) of a product. DeepGEMM compiles each pair of the last two, seconds apiece: a small one
 that the layers and models below share, and a long one whose W^T is another."""
@@ -53,16 +55,6 @@ def named(name: str) -> Kernels:
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """The two libraries; "mixed" is made of both."""
     return named(request.param)
-
-
-def randn(*shape: int, name: str, std: float = 1.0) -> Tensor:
-    """Gaussian numbers of their own stream, on the GPU."""
-    return torch.randn(*shape, generator=generator("cpu", 0, name, *shape)).mul_(std).to(CUDA)
-
-
-def relative(a: Tensor, b: Tensor) -> float:
-    """Relative Frobenius error."""
-    return float((a.detach().double() - b.detach().double()).norm() / b.detach().double().norm())
 
 
 # Operands
@@ -168,21 +160,6 @@ def test_wgrad_of_square_tiles() -> None:
 
 
 # Layers
-
-
-def linear(n: int, k: int, *, has_bias: bool = False, is_saved_fp8: bool = True) -> FP8Linear:
-    """An emulated layer on the GPU."""
-    layer = nn.Linear(k, n, bias=has_bias, device=CUDA)
-    with torch.no_grad():
-        layer.weight.copy_(randn(n, k, name="w", std=0.02))
-    return FP8Linear(layer, weights=WEIGHTS, acts=ACTS, fp8_saved_activations=is_saved_fp8)
-
-
-def products(layer: nn.Module, x: Tensor, dy: Tensor) -> list[Tensor]:
-    """Y and the gradients of input, weight and, where there is one, bias."""
-    x = x.clone().requires_grad_()
-    y = layer(x)
-    return [y, *torch.autograd.grad(y, [x, *layer.parameters()], dy.to(y.dtype))]
 
 
 @pytest.mark.parametrize("is_saved_fp8", [True, False])

@@ -16,7 +16,7 @@ from harness.config.compose import compose
 from harness.foundation.seeds import generator
 from harness.models.decoder import RMSNorm
 from harness.run.loop import grpo_step
-from methods.alp import ALP, METHOD, noisy
+from methods.alp import ALP, noisy
 from tests.engines.engine_cases import decoder
 from tests.toy import small_config, small_run
 
@@ -150,8 +150,7 @@ def test_activation_checkpoints_keep_the_noise_and_other_micro_batches_draw_thei
     assert quiet[0] == pytest.approx(quiet[1], rel=1e-4)
 
 
-def test_method_and_refusals() -> None:
-    assert METHOD.parts == (ALP(std=1e-4, first=0, count=None),) and METHOD.mode == "bypass_ppo"
+def test_refusals() -> None:
     for knobs, words in (
         ({"std": -1.0}, "std: -1"), ({"first": -1}, "first, count: -1"), ({"count": 0}, "first, count: 0, 0"),
     ):  # fmt: skip

@@ -12,17 +12,14 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-import torch
 
 import methods
 from harness.api import Method, Part, Plan, knobs
 from harness.config.compose import has_hook
 from harness.config.load import parse
 from harness.numerics.formats import format_named
-from harness.objective.loss import batch_normalize, start
 from methods import METHODS, joined, method_named
 from methods.naive import LOW_BIT
-from tests.loss_cases import Algo, assert_exact, corrected, random_batch, value_and_gradient
 
 PRECISIONS = {f"{name}{suffix}" for name in (*LOW_BIT, "bf16", "fp16", "fp32") for suffix in ("", "+kv8")}
 METHOD_NAMES = sorted(METHODS)
@@ -63,51 +60,6 @@ def test_parts_travel_and_survive_json(name: str) -> None:
     assert pickle.loads(pickle.dumps(method)) == method
     for part in method.parts:
         assert parse(type(part), json.loads(json.dumps(knobs(part)))) == part
-
-
-@pytest.mark.parametrize("name", METHOD_NAMES)
-@pytest.mark.parametrize("mode", ["decoupled", "bypass_pg"])
-def test_equal_policies_are_left_alone_bit_for_bit(name: str, mode: str) -> None:
-    method = METHODS[name]
-    logp, batch = random_batch("battery", dtype=torch.float32)
-    batch = replace(batch, rollout_logp=batch.old_logp)
-    algo = Algo(mode=mode)
-    value, grad = value_and_gradient(logp, batch, start(batch, 0.2, 0.2), algo)
-    c = corrected(method.parts, batch)
-    for part in method.parts:
-        if not own_loss(method):
-            c = part.correct_update(c, batch.old_logp, batch, {})
-    assert torch.equal(c.keep, batch.mask) and (c.weight[batch.mask] == 1).all()
-    for level in ("token", "sequence"):
-        for weight in (c.weight, batch_normalize(c.weight, batch.mask, level)):
-            same, same_grad = value_and_gradient(logp, batch, replace(c, weight=weight), algo)
-            assert torch.equal(same, value) and torch.equal(same_grad, grad)
-
-
-@pytest.mark.parametrize("name", METHOD_NAMES)
-def test_padding_and_part_order_change_nothing(name: str) -> None:
-    parts = METHODS[name].parts
-    logp, batch = random_batch("padding", spread=0.8)
-    c = corrected(parts, batch)
-    value, grad = value_and_gradient(logp, batch, c, Algo())
-    fields = {n: torch.where(batch.mask, getattr(batch, n), torch.nan) for n in ("adv", "rollout_logp", "old_logp")}
-    spoilt = replace(batch, **fields)
-    for order in (parts, parts[::-1]):
-        same, same_grad = value_and_gradient(logp, spoilt, corrected(order, spoilt), Algo())
-        assert_exact(same, value)
-        assert_exact(same_grad, grad)
-    assert not c.weight.requires_grad and c.weight.shape == c.keep.shape == batch.mask.shape
-
-
-@pytest.mark.parametrize("name", METHOD_NAMES)
-def test_nothing_to_train_on(name: str) -> None:
-    logp, batch = random_batch("empty")
-    nothing = replace(batch, mask=torch.zeros_like(batch.mask))
-    invalid = replace(batch, rollout_logp=torch.full_like(batch.rollout_logp, torch.nan))
-    for b in (nothing, invalid):
-        c = corrected(METHODS[name].parts, b)
-        loss, grad = value_and_gradient(logp, b, c, Algo())
-        assert loss == 0 and torch.equal(grad, torch.zeros_like(grad)) and not c.keep.any()
 
 
 def test_plans() -> None:

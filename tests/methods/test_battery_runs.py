@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from functools import cache
@@ -13,9 +12,6 @@ import torch
 
 from harness.api import Plan, weight_format
 from harness.config.compose import compose, has_hook, plan_json
-from harness.config.load import load
-from harness.config.resolve import fixed_algo
-from harness.config.schema import PrecisionConfig
 from harness.foundation.provenance import tensors_hash
 from harness.foundation.state_files import load_state, save_state
 from harness.run.loop import grpo_step
@@ -118,19 +114,3 @@ def test_the_parts_change_something(name: str, tmp_path_factory: pytest.TempPath
     assert run.passport is not None
     hashes = tensors_hash(run.trainer.weights()), str([record.hash for record in run.passport.weights])
     assert hashes != plain_hash(config.precision.name, folder)
-
-
-@cache
-def precision_named(name: str) -> PrecisionConfig:
-    """One choice of the precision axis."""
-    return load([f"precision={name}"]).precision
-
-
-@pytest.mark.parametrize("name", METHOD_NAMES)
-def test_plans_merge_at_every_precision(name: str) -> None:
-    config = small_config(*overrides(name))
-    for precision in METHODS[name].precisions:
-        composed = compose(replace(config, precision=precision_named(precision)))
-        assert json.loads(json.dumps(plan_json(composed.plan))) == plan_json(composed.plan)
-        assert composed.plan.rollout_weights is not None
-    assert config.algo == fixed_algo(METHODS[name], config.algo)

@@ -16,7 +16,7 @@ from harness.run.loop import grpo_step
 from methods.acrl import probability_gap
 from methods.dc_grpo import METHOD, GapCost, next_multiplier
 from methods.flashrl import TIS
-from tests.loss_cases import Algo, assert_exact, assert_published, corrected, random_batch, response
+from tests.loss_cases import assert_exact, assert_published, corrected, random_batch, response
 from tests.objective_cases import objective
 from tests.toy import small_config, small_run
 
@@ -79,13 +79,11 @@ def test_it_acts_where_no_weight_can_and_never_raises_an_advantage() -> None:
 
 
 def test_equal_policies_keep_the_advantage_and_lower_the_multiplier() -> None:
-    logp, batch = random_batch("equal")
+    _, batch = random_batch("equal")
     batch = replace(batch, rollout_logp=batch.old_logp)
     memory: Memory = {}
     c = GapCost().correct(start(batch, 0.2, 0.2), batch, memory)
     assert c.adv_shift is not None and (c.adv_shift == 0).all() and memory["lam"] == pytest.approx(0.1 - 0.0037)
-    found = objective(METHOD.parts, logp, batch)
-    assert all(torch.equal(a, b) for a, b in zip(found, objective([], logp, batch), strict=True))
 
 
 def test_invalid_tokens_padding_and_a_shift_of_another_part() -> None:
@@ -117,9 +115,7 @@ def test_a_run_carries_the_multiplier_from_step_to_step(tmp_path: Path) -> None:
     assert lam > 0.15
 
 
-def test_method_and_refusals() -> None:
-    assert METHOD.parts == (GapCost(lam=0.1, level=0.0037, eta=1.0, lam_min=0.0, lam_max=1.0),)
-    assert METHOD.mode == "decoupled" and Algo().mode == "decoupled"
+def test_refusals() -> None:
     for knobs, words in (
         ({"lam": 2.0}, r"lam_min, lam, lam_max: 0.0, 2.0, 1.0"), ({"lam_min": -1.0}, r"lam_min, lam, lam_max: -1.0"),
         ({"level": -1.0}, r"level, eta: -1.0"), ({"eta": -0.5}, r"level, eta: 0.0037, -0.5"),

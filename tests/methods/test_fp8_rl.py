@@ -17,11 +17,8 @@ from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, DecoderConfig, response_hidden
 from harness.numerics.formats import format_named
 from harness.numerics.kv_scales import scale_names
-from methods.flashrl import TIS
-from methods.fp8_rl import END_TO_END, MASKED, METHOD, RecalibratedKV, spread_rows
+from methods.fp8_rl import RecalibratedKV, spread_rows
 from methods.jet_rl import FP8Flow
-from methods.mis import MIS
-from tests.loss_cases import corrected, random_batch
 
 BLOCKS = Plan(rollout_weights=format_named("e4m3_block"), rollout_acts=format_named("e4m3_1x128"))
 KV8 = replace(BLOCKS, rollout_kv=format_named("e4m3_kv"))
@@ -228,19 +225,6 @@ def test_bad_knobs() -> None:
     for name, value in (("protocol", "engine"), ("rows", 0), ("micro_rows", 0), ("percentile", 99.9), ("margin", 0.0)):
         with pytest.raises(ValueError, match=rf"RecalibratedKV\..*{name}.*\(choose"):
             RecalibratedKV(**{name: value})
-
-
-def test_the_methods() -> None:
-    assert [m.name for m in (METHOD, MASKED, END_TO_END)] == ["fp8_rl", "fp8_rl_mis", "fp8_rl_e2e"]
-    assert METHOD.precisions[0] == END_TO_END.precisions[0] == "fp8_block+kv8"
-    assert [type(part) for part in END_TO_END.parts] == [FP8Flow, RecalibratedKV, TIS]
-    assert METHOD.parts[1] == TIS(cap=2.0) and isinstance(MASKED.parts[1], MIS)
-    _, batch = random_batch("fp8", spread=0.8)
-    c = corrected(MASKED.parts, batch)
-    rho = (batch.old_logp - batch.rollout_logp).exp()
-    inside = batch.mask & (rho >= 0.5) & (rho <= 2.0)
-    assert torch.equal(c.keep, inside) and 0 < inside.sum() < batch.mask.sum()
-    torch.testing.assert_close(c.weight[inside], rho[inside])
 
 
 def test_rollouts_have_finite_log_probs_at_both_cache_formats() -> None:

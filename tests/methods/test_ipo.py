@@ -52,17 +52,6 @@ def test_equals_a_loop() -> None:
     assert_exact(grad, slopes / count)
 
 
-def test_an_unchanged_policy_gives_the_policy_gradient() -> None:
-    logp, batch = random_batch("on policy")
-    batch = replace(batch, rollout_logp=logp.detach(), old_logp=logp.detach() - 1.0)
-    value, grad = objective(METHOD.parts, logp, batch)
-    count = batch.mask.sum()
-    expected = torch.where(batch.mask, -batch.adv / count, 0.0)
-    assert_exact(value, expected.sum())
-    assert_exact(grad, expected)
-    assert torch.equal(updated(METHOD.parts, logp, batch).keep, batch.mask)
-
-
 def test_the_mask_is_blind_to_the_sign_where_dppo_is_not() -> None:
     logp, batch = random_batch("sign", spread=0.8)
     flipped = replace(batch, adv=-batch.adv)
@@ -91,9 +80,7 @@ def test_neither_the_old_policy_nor_a_weight_nor_the_mode_matters() -> None:
         assert all(torch.equal(x, y) for x, y in zip(objective(parts, logp, b, algo), base, strict=True))
 
 
-def test_method_and_refusals() -> None:
-    assert METHOD.parts == (IPO(threshold=0.1, tau=1.0, kappa=1e-3),)
-    assert (METHOD.agg, METHOD.denom) == ("token-mean", "original")
+def test_bad_knobs() -> None:
     with pytest.raises(ValueError, match=r"IPO.threshold: 0"):
         IPO(threshold=0.0)
     with pytest.raises(ValueError, match=r"IPO.kappa: -1"):

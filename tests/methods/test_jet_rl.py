@@ -19,7 +19,7 @@ from harness.numerics.formats import format_named
 from harness.numerics.fp8_flow import FP8Linear, flow_weight
 from harness.numerics.linear import CastLinear
 from harness.numerics.quantize import quantize
-from methods.jet_rl import METHOD, FP8Flow
+from methods.jet_rl import FP8Flow
 
 BLOCKS = Plan(rollout_weights=format_named("e4m3_block"), rollout_acts=format_named("e4m3_1x128"))
 PROMPT, NEW = 6, 24
@@ -155,9 +155,8 @@ def test_refusals() -> None:
             FP8Flow().plan(rollout)
 
 
-def test_the_method() -> None:
+def test_plan_and_saved_activations() -> None:
     assert FP8Flow().plan(BLOCKS) == Plan(train_compute=format_named("e4m3_block"))
-    assert METHOD.precisions == ("fp8_block",) and METHOD.parts == (FP8Flow(),)
     kept = FP8Flow(fp8_saved_activations=False).wrap(decoder(), BLOCKS, {})
     layers = [module for module in kept.modules() if isinstance(module, FP8Linear)]
     assert len(layers) == 14 and not any(layer.fp8_saved_activations for layer in layers)

@@ -85,7 +85,6 @@ def test_the_current_policy_in_place_of_the_old_one() -> None:
     assert not torch.equal(updated([live], logp, batch).keep, updated([old], logp, batch).keep)
 
 
-def test_method_and_refusals() -> None:
-    assert METHOD.parts == (KPop(phi=0.1, policy="old"),) and METHOD.denom == "kept"
+def test_bad_knobs() -> None:
     with pytest.raises(ValueError, match=r"KPop.phi: 0"):
         KPop(phi=0.0)

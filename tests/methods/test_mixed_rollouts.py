@@ -1,4 +1,4 @@
-"""Two samplers of a batch: shares, order, passports and columns of a run, and each token's ratio to its own sampler."""
+"""Two samplers of a batch: what corrections see of them, their shares, refusals. The rest: tests/run/test_samplers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 from harness.api import Plan, Sampler, Step, sample_counts, sampler_plans
 from harness.config.compose import compose, plan_json
 from harness.foundation.clock import Clock
-from harness.foundation.seeds import stable_seed
 from harness.numerics.formats import format_named
 from harness.run.checks import check
-from harness.run.collect import advantages, collect, generate, groups
-from harness.run.loop import evaluate, grpo_step, push_weights, scored
+from harness.run.collect import advantages, collect, groups
+from harness.run.loop import grpo_step, push_weights, scored
 from methods.flashrl import TIS
 from methods.mixed_rollouts import METHOD, SecondSampler
 from tests.toy import small_config, small_run
@@ -40,41 +39,6 @@ def test_the_batch_says_who_sampled_and_each_prompt_has_its_shares(tmp_path: Pat
     gap = (batch.old_logp - batch.rollout_logp).abs()
     second = batch.sampler == 1
     assert gap[second][batch.mask[second]].max() < 0.1 < gap[~second][batch.mask[~second]].max()
-
-
-def test_each_sampler_draws_what_it_would_draw_alone(tmp_path: Path) -> None:
-    """The BF16 rows are those of a BF16 engine with the sampler's own seed; their log-probs are of that engine."""
-    run = small_run(tmp_path, WORDS)
-    push_weights(run, run.engine, STEP)
-    prompts = [item.prompt for item in run.eval_items[:3]]
-    found = generate(run, prompts, 7)
-    assert found.sampler is not None and found.sampler.view(3, 4).tolist() == [[0, 0, 1, 1]] * 3
-    for number, engine, seed in ((0, run.engine, 7), (1, run.others[0].engine, stable_seed(7, "sampler", "bf16"))):
-        alone = engine.generate(prompts, num_samples=2, max_new_tokens=run.max_new_tokens, temperature=1.0, seed=seed)
-        rows = (found.sampler == number).nonzero().flatten()
-        width = alone.token_ids.shape[1]
-        assert torch.equal(found.token_ids[rows][:, :width], alone.token_ids)
-        assert torch.equal(found.logp[rows][:, :width], alone.logp)
-        assert torch.equal(found.lengths[rows], alone.lengths)
-
-
-def test_a_run_has_both_passports_and_columns_of_each_sampler(tmp_path: Path) -> None:
-    run = small_run(tmp_path, WORDS)
-    row = grpo_step(run)
-    assert row["sampler/int2/kl_k3"] > 100 * row["sampler/bf16/kl_k3"] > 0
-    assert row["sampler/int2/ess_token_raw"] < row["sampler/bf16/ess_token_raw"]
-    mean = 0.5 * (row["sampler/int2/reward"] + row["sampler/bf16/reward"])
-    assert mean == pytest.approx(row["reward/accuracy"], abs=1e-6)
-    assert run.passport is not None and run.passport.state["samples"] == 2
-    (other,) = run.passport.state["samplers"]
-    assert (other["name"], other["samples"]) == ("bf16", 2)
-    formats = {r["name"]: r["format"] for r in other["weights"] if r["name"].endswith("q_proj.weight")}
-    assert set(formats.values()) == {"bf16"}
-    own = {r.format for r in run.passport.weights if r.name.endswith("q_proj.weight")}
-    assert len(own) == 1 and own != {"bf16"}
-    run.step += 1
-    evaluate(run)
-    assert {record.site for record in run.evals} == {"reference", "rollout"}
 
 
 def test_the_share_is_between_all_low_bit_and_all_high(tmp_path: Path) -> None:

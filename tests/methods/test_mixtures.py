@@ -1,4 +1,4 @@
-"""Every method on a mixture of experts: it takes a step in its own formats, or says in one line why it cannot."""
+"""Methods on a mixture of experts: a step in their own formats, or one line that says why not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.api import Plan, weight_format
+from harness.api import Part, Plan, Step, weight_format
 from harness.cli.main import main
+from harness.config.compose import has_hook
 from harness.config.decoder_config import decoder_config
 from harness.config.load import load
 from harness.engines.vllm.memory import num_parameters, used_parameters
@@ -24,25 +25,34 @@ from harness.run.checks import check
 from harness.run.policies import save_hf
 from harness.run.run import Run
 from harness.trainers.local.compiling import compile_layers
-from tests.methods.test_battery_runs import METHOD_NAMES, MOE, overrides, step
+from methods import METHODS
+from tests.methods.test_battery_runs import MOE, overrides, step
 from tests.toy import small_config, small_run
 
 REFUSED = {"zero_mismatch": "sampler=trainer: a mixture of experts"}
+LOSS_HOOKS = {"correct", "correct_update", "token_loss", "update_lr_factor", "idle"}
+OTHER_HOOKS = {name for name in vars(Part) if callable(getattr(Part, name)) and name[0] != "_"} - LOSS_HOOKS - {"needs"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results folder, with one base for all runs."""
-    return tmp_path_factory.mktemp("mixtures")
+def beyond_the_loss(name: str) -> tuple[object, ...]:
+    """What a method does to the model, its weights and its inputs. Whatever a loss does, a mixture is a model to it."""
+    at = Step(index=0, total=10, seed=0)
+    parts = METHODS[name].parts
+    acting = [type(p) for p in parts if p.needs(at) or any(has_hook(p, hook) for hook in OTHER_HOOKS)]
+    return (*acting, METHODS[name].precisions[0]) if acting else ()
+
+
+STEPPING = [*{beyond_the_loss(name): name for name in reversed(METHODS) if name not in REFUSED}.values()]
+"""One method for each thing done beyond the loss, and one that does nothing."""
 
 
 def run_of(folder: Path, name: str, *more: str) -> Run:
     return small_run(folder, overrides(name, *MOE, *more))
 
 
-@pytest.mark.parametrize("name", [name for name in METHOD_NAMES if name not in REFUSED])
-def test_a_step_moves_routers_and_every_expert_is_in_the_passport(name: str, folder: Path) -> None:
-    run = run_of(folder, name)
+@pytest.mark.parametrize("name", sorted(STEPPING))
+def test_a_step_moves_routers_and_every_expert_is_in_the_passport(name: str, moe_folder: Path) -> None:
+    run = run_of(moe_folder, name)
     before = {name: tensor.clone() for name, tensor in run.trainer.weights()}
     row = step(run)
     assert math.isfinite(row["train/loss"]) and row["train/grad_norm"] > 0
@@ -78,13 +88,13 @@ def test_what_cannot_work_says_so_before_anything_is_loaded(name: str) -> None:
         ("naive", "precision=fp8_block+kv8"), ("naive", "trainer.compute=bf16"),
     ],
 )  # fmt: skip
-def test_knobs_that_look_into_the_mlp_work_on_experts(name: str, knob: str, folder: Path) -> None:
-    row = step(run_of(folder, name, knob))
+def test_knobs_that_look_into_the_mlp_work_on_experts(name: str, knob: str, moe_folder: Path) -> None:
+    row = step(run_of(moe_folder, name, knob))
     assert math.isfinite(row["train/loss"]) and row["mismatch/kl_k3"] < 1.0
 
 
-def test_the_packed_path_scores_as_the_padded_one(folder: Path) -> None:
-    rows = [step(small_run(folder, overrides("naive", *MOE), packing=packing)) for packing in (False, True)]
+def test_the_packed_path_scores_as_the_padded_one(moe_folder: Path) -> None:
+    rows = [step(small_run(moe_folder, overrides("naive", *MOE), packing=packing)) for packing in (False, True)]
     for key in ("train/loss", "train/grad_norm", "mismatch/kl_k3"):
         assert rows[0][key] == pytest.approx(rows[1][key], rel=1e-3)
 
@@ -113,17 +123,17 @@ def test_models_made_here_have_the_sizes_that_they_say(model: str, millions: flo
     assert bits_of_plan(int8, shape) == pytest.approx(8 + 32 * rows / num_parameters(shape), rel=0.03)
 
 
-def test_a_mixture_is_probed_and_its_policy_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_of(folder, "naive", "precision=int8")
+def test_a_mixture_is_probed_and_its_policy_is_kept(moe_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(moe_folder, "naive", "precision=int8")
     step(run)
-    save_hf(run, folder / "policy")
-    kept = load_decoder(folder / "policy")
+    save_hf(run, moe_folder / "policy")
+    kept = load_decoder(moe_folder / "policy")
     assert kept.config.num_experts == 4
     held = dict(kept.named_parameters())
     assert all(torch.equal(held[name], tensor) for name, tensor in run.trainer.weights())
     words = ["task=sort", "task.n=2", "algo.num_prompts=8", "algo.group_size=4", "--precisions", "int4,int2"]
-    assert main(["probe", str(folder / "policy"), *words, "--results", str(folder)]) == 0
-    (record,) = (folder / "probes").glob("*.json")
+    assert main(["probe", str(moe_folder / "policy"), *words, "--results", str(moe_folder)]) == 0
+    (record,) = (moe_folder / "probes").glob("*.json")
     k3 = {row["precision"]: row["mismatch"]["kl_k3"] for row in json.loads(record.read_text())["formats"]}
     assert k3["int2"] > k3["int4"] > k3["bf16"] >= 0.0
     assert "the floor" in capsys.readouterr().out

@@ -10,16 +10,7 @@ import torch
 from harness.fitting.fake_quant import FakeQuantLinear
 from harness.run.loop import grpo_step
 from harness.run.run import Run
-from methods import METHODS, tbpo
-from methods.qarl import METHOD
 from tests.toy import small_run
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The methods by name, whether or not the registry has them."""
-    for method in (METHOD, tbpo.METHOD):
-        monkeypatch.setitem(METHODS, method.name, method)
 
 
 def after_a_step(folder: Path, *overrides: str) -> tuple[Run, float]:
@@ -53,4 +44,3 @@ def test_masters_and_update_are_float32_and_the_gradient_is_straight_through(tmp
     after = dict(run.trainer.weights())[name]
     assert after.dtype == torch.float32 and not torch.equal(after, after.bfloat16().float())
     assert ((after - before[name]) != 0).float().mean() > 0.9
-    assert METHOD.agg == "seq-mean-token-mean" and METHOD.mode == "decoupled"

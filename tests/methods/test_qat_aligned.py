@@ -13,20 +13,12 @@ from harness.fitting.fake_quant import FakeQuantLinear
 from harness.numerics.formats import format_named
 from harness.run.loop import grpo_step
 from harness.run.run import Run
-from methods import METHODS
 from methods.qat_aligned import METHOD, QUADS, AlignedQAT, ResidualPass
 from tests.engines.engine_cases import decoder
 from tests.toy import small_run
 
 INT4 = Plan(rollout_weights=format_named("int4_g32"))
 W4A4 = Plan(rollout_weights=format_named("nvfp4"), rollout_acts=format_named("nvfp4_act_token"))
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The methods by name, whether or not the registry has them."""
-    for method in (METHOD, QUADS):
-        monkeypatch.setitem(METHODS, method.name, method)
 
 
 def step(folder: Path, *overrides: str) -> tuple[Run, dict[str, Any]]:

@@ -25,24 +25,16 @@ from harness.numerics.formats import format_named
 from harness.numerics.quantize import code_flips, fake_quantize, quantize
 from harness.run.loop import evaluate, grpo_step
 from harness.run.run import Run
-from methods import METHODS, gptq_start, qat_kd
 from methods.gptq_start import GPTQStart
 from methods.qat_kd import KD
 from tests.engines.engine_cases import EOS, PAD, QWEN3, decoder, loaded
-from tests.toy import site_of, small_run
+from tests.toy import site_of, small_run, take_steps
 
 INT3 = Plan(rollout_weights=format_named("int3_g32"))
 INT2 = Plan(rollout_weights=format_named("int2_g16_asym"))
 CONFIG = replace(QWEN3, num_layers=2)
 PROMPTS = tuple(tuple(torch.randint(3, 24, (6,), generator=generator("cpu", 0, i)).tolist()) for i in range(24))
 STEP = Step(index=0, total=2, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The methods by name, whether or not the registry has them."""
-    for method in (qat_kd.METHOD, qat_kd.SFT, gptq_start.METHOD, gptq_start.QAT_RTN):
-        monkeypatch.setitem(METHODS, method.name, method)
 
 
 @cache
@@ -226,10 +218,7 @@ def test_real_run(tmp_path: Path) -> None:
         run = small_run(tmp_path, [f"method={name}", "precision=int2", *fewer])
         gaps[name] = kl_to_base(run, tmp_path)
     assert gaps["qat_kd"] < gaps["qat_no_kd"] / 2 < gaps["qat_rtn"] / 2
-    rows = []
-    for _ in range(2):
-        rows.append(grpo_step(run))
-        run.step += 1
+    rows = take_steps(run, 2)
     evaluate(run)
     formats = {record.name: record.format for record in run.passport.weights}
     assert formats["model.layers.1.mlp.down_proj.weight"] == "int2_g16_asym"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,13 +20,12 @@ from harness.models.decoder import Decoder, tensor_shapes
 from harness.numerics.formats import format_named
 from harness.numerics.invariant_scaling import scaled
 from harness.numerics.noise_schedule import survival
-from harness.run.loop import evaluate, grpo_step
-from methods import METHODS
+from harness.run.loop import evaluate
 from methods.qerl import AQN, AQN_BF16, METHOD, QERL_NO_AQN, held_dtype
 from methods.qlora import BF16_LORA, NORMS
 from methods.qlora import METHOD as QLORA
-from tests.engines.engine_cases import EOS, PAD, QWEN3, UNEVEN, decoder
-from tests.toy import site_of, small_config, small_run
+from tests.engines.engine_cases import EOS, PAD, QWEN3, UNEVEN, decoder, weights
+from tests.toy import site_of, small_config, small_run, take_steps
 
 OWN = (METHOD, QERL_NO_AQN, AQN_BF16, QLORA, BF16_LORA)
 NOISY = Step(index=9, total=100, seed=3)
@@ -37,33 +34,22 @@ FP32, BF16, NVFP4 = (Plan(rollout_weights=format_named(name)) for name in ("fp32
 IDS = torch.arange(24).view(2, 12)
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for method in OWN:
-        monkeypatch.setitem(METHODS, method.name, method)
-
-
-def stream(model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Weight stream of a trainer."""
-    return ((name, tensor.detach()) for name, tensor in model.named_parameters())
-
-
 def synced(
     part: AQN, model: Decoder, step: Step = NOISY, plan: Plan = FP32, memory: Memory | None = None
 ) -> dict[str, Tensor]:
     """Tensors that arrive at the engine."""
-    return dict(part.sync(stream(model), step, plan, {}, {} if memory is None else memory))
+    return dict(part.sync(weights(model), step, plan, {}, {} if memory is None else memory))
 
 
 def noise(part: AQN, model: Decoder, step: Step = NOISY) -> Tensor:
     """All that was added, one vector."""
-    after, before = synced(part, model, step), dict(stream(model))
+    after, before = synced(part, model, step), dict(weights(model))
     return torch.cat([after[n] - before[n] for n in after if n.endswith(NORMS)])
 
 
 def test_two_gains_per_block_and_nothing_else() -> None:
     model = decoder()
-    before = {name: tensor.clone() for name, tensor in stream(model)}
+    before = {name: tensor.clone() for name, tensor in weights(model)}
     after = synced(AQN(), model)
     assert list(after) == list(before)
     changed = {name for name in after if not torch.equal(after[name], before[name])}
@@ -89,7 +75,7 @@ def test_ranks_and_restarts_agree_and_everything_else_differs() -> None:
     model, part = decoder(), AQN()
     first = noise(part, model)
     torch.randn(5)
-    reversed_stream = reversed([*stream(model)])
+    reversed_stream = reversed([*weights(model)])
     other = dict(pickle.loads(pickle.dumps(part)).sync(reversed_stream, NOISY, FP32, {}, {}))
     for name, tensor in synced(part, model).items():
         assert torch.equal(other[name], tensor)
@@ -103,7 +89,7 @@ def test_ranks_and_restarts_agree_and_everything_else_differs() -> None:
 def test_a_thousand_pushes_do_not_drift() -> None:
     """Deviations from the clean gains stay within six sigmas, average out, and have the planned size."""
     model, part = decoder(replace(QWEN3, num_layers=1)), AQN(decay="linear", sigma_end=1e-2)
-    clean = {name: tensor.clone() for name, tensor in stream(model)}
+    clean = {name: tensor.clone() for name, tensor in weights(model)}
     steps = range(100, 1100)
     z = torch.stack([noise(part, model, Step(index=i, total=1100, seed=0)) for i in steps])
     assert all(part.sigma(Step(index=i, total=1100, seed=0)) == pytest.approx(0.0 if i < 109 else 1e-2) for i in steps)
@@ -241,24 +227,15 @@ def test_methods() -> None:
         compose(small_config("method=qerl", "precision=int8"))
 
 
-def stepped(run: Any, count: int) -> list[dict[str, Any]]:
-    """So many steps of a run."""
-    rows: list[dict[str, Any]] = []
-    for _ in range(count):
-        rows.append(grpo_step(run))
-        run.step += 1
-    return rows
-
-
 def test_a_run(tmp_path: Path) -> None:
     """Base frozen and shared; the noise is the gap, and only while rolling out."""
     words = ["method=qerl", "trainer.steps=10", "knobs.AQN.sigma_start=0.1", "knobs.AQN.sigma_end=0.05"]
     run = small_run(tmp_path, words)
     base = {name: t.clone() for name, t in run.trainer.weights()}
-    rows = stepped(run, 3)
+    rows = take_steps(run, 3)
     assert [row["part/AQN.sigma"] for row in rows] == pytest.approx([0.1, 0.1 * 0.5**0.125, 0.1 * 0.5**0.25])
     assert rows[0]["part/AQN.sigma_realized"] == pytest.approx(0.1, rel=0.1)
-    (quiet,) = stepped(small_run(tmp_path, [*words, "knobs.AQN.schedule=repo"]), 1)  # begins in stage 0
+    (quiet,) = take_steps(small_run(tmp_path, [*words, "knobs.AQN.schedule=repo"]), 1)  # begins in stage 0
     assert quiet["part/AQN.sigma"] == 0.0 and rows[0]["mismatch/kl_k3"] > 20 * quiet["mismatch/kl_k3"]
     moved = {name for name, t in run.trainer.weights() if not torch.equal(t, base[name])}
     assert moved == {name for name in base if ".lora_" in name}
@@ -269,7 +246,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert {group["lr"] for group in run.trainer.optimizer.param_groups} == {10 * run.config.trainer.lr}  # type: ignore[operator]
     evaluate(run)
     noisy = {r.name: r.hash for r in run.passport.weights}
-    stepped(run, 1)
+    take_steps(run, 1)
     assert run.passport is not None
     differs = {r.name for r in run.passport.weights if r.hash != noisy[r.name] and ".lora_" not in r.name}
     assert len(differs) == 2 * run.engine.config.num_layers and all(name.endswith(NORMS) for name in differs)  # type: ignore[attr-defined]
@@ -279,10 +256,10 @@ def test_norms_train_and_a_resume_repeats_the_noise(tmp_path: Path) -> None:
     words = ["method=aqn_bf16", "trainer.steps=10", "knobs.LoRA.train_norms=true", "knobs.LoRA.rank=4"]
     straight = small_run(tmp_path, words)
     base = {name: t.clone() for name, t in straight.trainer.weights()}
-    stepped(straight, 2)
+    take_steps(straight, 2)
     second = small_run(tmp_path, words)
     second.restore(copy.deepcopy(straight.state()))
-    rows = stepped(straight, 2), stepped(second, 2)
+    rows = take_steps(straight, 2), take_steps(second, 2)
     assert rows[0][1]["part/AQN.sigma_realized"] == rows[1][1]["part/AQN.sigma_realized"] > 0
     assert rows[0][1]["train/loss"] == rows[1][1]["train/loss"]
     for (name, one), (same, two) in zip(straight.trainer.weights(), second.trainer.weights(), strict=True):
@@ -293,7 +270,7 @@ def test_norms_train_and_a_resume_repeats_the_noise(tmp_path: Path) -> None:
 def test_qerl_without_noise_is_qerl_at_sigma_0(tmp_path: Path) -> None:
     words = ["trainer.steps=12", "algo.num_minibatches=2"]
     rows = [
-        stepped(small_run(tmp_path, [*words, *more]), 2)
+        take_steps(small_run(tmp_path, [*words, *more]), 2)
         for more in (["method=qerl_no_aqn"], ["method=qerl", "knobs.AQN.sigma_start=0.0"], ["method=qerl"])
     ]
     keys = ("train/loss", "mismatch/kl_k3", "reward/accuracy")

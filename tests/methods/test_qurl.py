@@ -257,8 +257,7 @@ def test_the_control_takes_the_same_steps_under_adam(scope: Scope) -> None:
 
 
 def test_methods() -> None:
-    assert [type(p) for p in METHOD.parts] == [UAQ, ACR] and [type(p) for p in QURL_LR.parts] == [UAQLearningRate, ACR]
-    assert METHOD.parts[0] == UAQ(s=1.5, tensors="qkv") and QURL_LR.parts[0] == UAQLearningRate(s=1.5, tensors="qkv")
-    assert METHOD.precisions[:2] == ("int8", "fp8_channel") and not any(p.startswith("mx") for p in METHOD.precisions)
+    assert [type(p) for p in QURL_LR.parts] == [UAQLearningRate, ACR] and not any("mx" in p for p in METHOD.precisions)
+    assert QURL_LR.parts[0] == UAQLearningRate(s=1.5, tensors="qkv")
     assert "bf16" in QURL_ACR.precisions and ACR.needs_updates == 2 and QURL_LR.is_control
     assert UAQLearningRate().lr_factor("lm_head.weight") == UAQLearningRate().lr_factor("model.norm.weight") == 1.0

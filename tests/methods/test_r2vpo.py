@@ -80,7 +80,6 @@ def test_lam_0_is_ppo_without_a_clip_and_an_unchanged_policy_is_left_alone() -> 
     same, memory = replace(batch, old_logp=logp.detach()), Memory()
     c = R2VPO().correct_update(start(same, 0.2, 0.2), logp.detach(), same, memory)
     assert c.adv_shift is not None and (c.adv_shift == 0).all() and memory["lam"] == pytest.approx(0.99)
-    assert_exact(objective(METHOD.parts, logp, same)[1], objective([], logp, same)[1])
     assert torch.equal(updated(METHOD.parts, logp, batch).keep, batch.mask)  # never a mask
 
 
@@ -116,8 +115,7 @@ def test_the_multiplier_of_a_run(tmp_path: Path) -> None:
     assert any("R2VPO changes nothing below 2 updates" in line for line in advice(small_config(), single))
 
 
-def test_method_and_refusals() -> None:
-    assert METHOD.parts == (R2VPO(lam=1.0, delta=0.01, eta=1.0, anchor="old"),) and METHOD.mode == "decoupled"
+def test_refusals() -> None:
     for knobs, words in (({"lam": -1.0}, "lam: -1"), ({"delta": -0.1}, "delta: -0.1"), ({"eta": -1.0}, "eta: -1")):
         with pytest.raises(ValueError, match=rf"R2VPO.{words}"):
             R2VPO(**knobs)

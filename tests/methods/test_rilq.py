@@ -27,7 +27,7 @@ from methods.rilq import RILQ
 from methods.rilq_init import RILQInit
 from methods.rilq_refresh import RILQRefresh, recent_texts
 from tests.loss_cases import random_batch
-from tests.toy import site_of, small_run
+from tests.toy import site_of, small_run, take_steps
 
 SHAPE = DecoderConfig(
     vocab_size=32, num_layers=1, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=64
@@ -287,10 +287,7 @@ def test_trained_start_runs_without_a_gap(tmp_path: Path, monkeypatch: pytest.Mo
     words = [word.format("RILQInit") for word in KNOBS]
     run = started(tmp_path, monkeypatch, rilq_init.METHOD, *words)
     evaluate(run)
-    rows = []
-    for _ in range(2):
-        rows.append(grpo_step(run))
-        run.step += 1
+    rows = take_steps(run, 2)
     assert max(row["mismatch/kl_k3"] for row in rows) < 1e-3, "what is left is the engine's rounding"
     names = {r.name: r.format for r in run.passport.weights}  # type: ignore[union-attr]
     assert names["model.layers.0.mlp.up_proj.weight"] == "int3_g32"

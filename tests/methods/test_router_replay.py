@@ -17,22 +17,13 @@ from harness.run.collect import collect, fitted, join_rollouts, take_rollout
 from harness.run.loop import grpo_step, push_weights
 from harness.run.run import Collected, Run
 from harness.trainers.local.trainer import LocalTrainer
-from tests.toy import small_config, small_run
+from tests.toy import MIXTURE, small_config, small_run, take_steps
 
-MOE = (
-    "model=moe_xs", "task=sort", "task.n=3", "algo.num_prompts=16", "algo.group_size=8", "base.target_accuracy=0.3",
-)  # fmt: skip
 FIRST = Step(index=0, total=4, seed=0)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results folder, with one base for all runs."""
-    return tmp_path_factory.mktemp("replay")
-
-
 def run_of(folder: Path, *more: str) -> Run:
-    return small_run(folder, [*MOE, *more])
+    return small_run(folder, [*MIXTURE, *more])
 
 
 def sampled(run: Run) -> Collected:
@@ -53,8 +44,8 @@ def both_given(a: Tensor, b: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8", "fp8_block", "int4", "nvfp4"])
-def test_the_trainer_uses_the_samplers_experts_and_the_mismatch_falls(precision: str, folder: Path) -> None:
-    run = run_of(folder, "method=router_replay", f"precision={precision}", "algo.num_prompts=64")
+def test_the_trainer_uses_the_samplers_experts_and_the_mismatch_falls(precision: str, moe_folder: Path) -> None:
+    run = run_of(moe_folder, "method=router_replay", f"precision={precision}", "algo.num_prompts=64")
     batch = sampled(run)
     seqs = batch.seqs
     assert seqs.experts is not None and seqs.experts.shape == (*seqs.ids.shape, 2, 2)
@@ -70,7 +61,7 @@ def test_the_trainer_uses_the_samplers_experts_and_the_mismatch_falls(precision:
     assert k3(replayed.logp, batch) < 0.9 * k3(own.logp, batch)
 
 
-def test_every_pass_of_a_step_replays_and_the_router_learns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_pass_of_a_step_replays_and_the_router_learns(moe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     score, accumulate = LocalTrainer.score, LocalTrainer.accumulate
 
@@ -87,7 +78,7 @@ def test_every_pass_of_a_step_replays_and_the_router_learns(folder: Path, monkey
     options = ("precision=int4", "algo.num_minibatches=2", "algo.kl_coef=0.01", "algo.mode=decoupled")
     for method, wanted in (("router_replay", True), ("naive", False)):
         seen.clear()
-        run = run_of(folder, f"method={method}", *options)
+        run = run_of(moe_folder, f"method={method}", *options)
         before = {name: tensor.clone() for name, tensor in run.trainer.weights()}
         assert grpo_step(run)["train/grad_norm"] > 0
         assert seen == [wanted] * 4  # old log-probs, the reference's, two updates
@@ -95,16 +86,16 @@ def test_every_pass_of_a_step_replays_and_the_router_learns(folder: Path, monkey
         for i in range(2):
             name = f"model.layers.{i}.mlp.gate.weight"
             assert (after[name] - before[name]).abs().max() > 1e-5
-    run = run_of(folder, "method=router_replay", "precision=int4")
+    run = run_of(moe_folder, "method=router_replay", "precision=int4")
     seqs = sampled(run).seqs
     run.trainer.score(seqs, keep_graph=True).logp.sum().backward()
     grad = run.trainer.model.model.layers[0].mlp.gate.weight.grad
     assert grad is not None and (grad.abs().sum(1) > 0).all()  # every expert's row
 
 
-def test_r2_leaves_the_first_update_alone_and_keeps_its_experts_in_the_second(folder: Path) -> None:
+def test_r2_leaves_the_first_update_alone_and_keeps_its_experts_in_the_second(moe_folder: Path) -> None:
     once = ("precision=int4", "algo.num_epochs=1", "trainer.lr=0.02")
-    alone = [run_of(folder, f"method={method}", *once) for method in ("naive", "router_replay_r2")]
+    alone = [run_of(moe_folder, f"method={method}", *once) for method in ("naive", "router_replay_r2")]
     for run in alone:
         grpo_step(run)
     assert tensors_hash(alone[0].trainer.weights()) == tensors_hash(alone[1].trainer.weights())
@@ -113,7 +104,7 @@ def test_r2_leaves_the_first_update_alone_and_keeps_its_experts_in_the_second(fo
     given: list[Tensor] = []
     twice = ("precision=int4", "algo.num_epochs=2", "trainer.lr=0.02")
     for method in ("naive", "router_replay_r2", "router_replay"):
-        run = run_of(folder, f"method={method}", *twice)
+        run = run_of(moe_folder, f"method={method}", *twice)
         found = used.setdefault(method, [])
 
         def look(module: object, args: object, output: object, found: list[Tensor] = found) -> None:
@@ -138,12 +129,12 @@ def test_what_cannot_replay_is_refused_in_one_line(method: str) -> None:
         check(small_config(f"method={method}"))
     more = ("trainer=verl", "engine=vllm", "trainer.device=cuda")
     with pytest.raises(ValueError, match=r"trainer=verl: (Rollout|Own)Routing needs (own_)?routing; verl's workers"):
-        check(small_config(f"method={method}", *MOE, *more))
+        check(small_config(f"method={method}", *MIXTURE, *more))
 
 
-def test_rows_of_several_batches_keep_their_experts(folder: Path) -> None:
+def test_rows_of_several_batches_keep_their_experts(moe_folder: Path) -> None:
     """Dynamic sampling drops rows and joins batches of other widths."""
-    run = run_of(folder, "method=router_replay", "precision=int4")
+    run = run_of(moe_folder, "method=router_replay", "precision=int4")
     rollout = sampled(run).rollout
     assert rollout.experts is not None
     some = take_rollout(rollout, [5, 0, 9])
@@ -164,15 +155,12 @@ def test_rows_of_several_batches_keep_their_experts(folder: Path) -> None:
     assert torch.equal(fitted(wide, 5), rollout.experts[:, :5])
 
 
-def test_a_few_steps_learn_with_and_without_replay(folder: Path) -> None:
+def test_a_few_steps_learn_with_and_without_replay(moe_folder: Path) -> None:
     """The k3 of a whole run: replay takes the flips out of it, and reward does not fall."""
     mean: dict[str, float] = {}
     for method in ("naive", "router_replay"):
-        run = run_of(folder, f"method={method}", "precision=fp8_block")
-        rows = []
-        for _ in range(4):
-            rows.append(grpo_step(run))
-            run.step += 1
+        run = run_of(moe_folder, f"method={method}", "precision=fp8_block")
+        rows = take_steps(run, 4)
         mean[method] = sum(row["mismatch/kl_k3"] for row in rows) / len(rows)
         assert rows[-1]["reward/mean"] > 0.2
     assert mean["router_replay"] < 0.7 * mean["naive"] < 0.1

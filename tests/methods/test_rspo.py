@@ -21,15 +21,12 @@ from harness.run.loop import grpo_step, push_weights
 from harness.run.run import Run
 from harness.trainers.local.forward import Routers
 from harness.trainers.local.trainer import LocalTrainer
-from methods.rspo import METHOD, RSPO, Place, geometric_mean, shift_factor
+from methods.rspo import RSPO, Place, geometric_mean, shift_factor
 from tests.loss_cases import Algo, assert_exact, assert_published, random_batch, response
 from tests.objective_cases import objective
-from tests.toy import small_config, small_run
+from tests.toy import MIXTURE, small_config, small_run
 
 MEANS = Algo(agg="seq-mean-token-mean")
-MOE = (
-    "model=moe_xs", "task=sort", "task.n=3", "algo.num_prompts=16", "algo.group_size=8", "base.target_accuracy=0.3",
-)  # fmt: skip
 
 
 def of_two(adv: float, gammas: list[float], part: RSPO) -> tuple[Tensor, Tensor]:
@@ -109,8 +106,8 @@ def test_the_factor_has_no_gradient_and_its_floor_holds() -> None:
 
 
 @pytest.mark.parametrize("launch", [{}, {"packing": True}, {"micro_batch_tokens": 64}])
-def test_router_log_probs_are_those_of_a_plain_forward_pass(launch: dict[str, Any], tmp_path: Path) -> None:
-    run = small_run(tmp_path, [*MOE, "method=rspo", "precision=int4"], **launch)
+def test_router_log_probs_are_those_of_a_plain_forward_pass(launch: dict[str, Any], moe_folder: Path) -> None:
+    run = small_run(moe_folder, [*MIXTURE, "method=rspo", "precision=int4"], **launch)
     first = Step(index=0, total=4, seed=0)
     push_weights(run, run.engine, first)
     seqs = collect(run, first, Clock("cpu")).seqs
@@ -139,12 +136,12 @@ def test_router_log_probs_are_those_of_a_plain_forward_pass(launch: dict[str, An
     assert num > 400 and run.trainer.router_shift(seqs, found).abs().max() < 1e-5
 
 
-def test_routers_move_with_updates_and_a_step_says_how_far(tmp_path: Path) -> None:
+def test_routers_move_with_updates_and_a_step_says_how_far(moe_folder: Path) -> None:
     """Each update is a function of the shift: with the floor at 1 it is the method without routers."""
     rows: dict[str, dict[str, float]] = {}
     for rate in ("1e-9", "0.001", "0.01"):
         run = small_run(
-            tmp_path, [*MOE, "method=rspo", "precision=int4", "algo.num_minibatches=4", f"trainer.lr={rate}"]
+            moe_folder, [*MIXTURE, "method=rspo", "precision=int4", "algo.num_minibatches=4", f"trainer.lr={rate}"]
         )
         rows[rate] = grpo_step(run)
     assert rows["1e-9"]["train/router_shift"] < 1e-5
@@ -157,11 +154,11 @@ def moved(run: Run) -> Tensor:
     return torch.cat([p.detach().flatten() for p in run.trainer.parameters]) - before
 
 
-def test_the_factor_changes_updates_after_the_first(tmp_path: Path) -> None:
-    options = [*MOE, "method=rspo", "precision=int4", "trainer.lr=0.01"]
+def test_the_factor_changes_updates_after_the_first(moe_folder: Path) -> None:
+    options = [*MIXTURE, "method=rspo", "precision=int4", "trainer.lr=0.01"]
     for updates, is_same in ((1, True), (4, False)):
         own, none = (
-            moved(small_run(tmp_path, [*options, f"algo.num_minibatches={updates}", f"knobs.RSPO.gamma_min={floor}"]))
+            moved(small_run(moe_folder, [*options, f"algo.num_minibatches={updates}", f"knobs.RSPO.gamma_min={floor}"]))
             for floor in (0.5, 1.0)
         )
         assert ((own - none).abs().max() < 1e-4) == is_same
@@ -169,10 +166,9 @@ def test_the_factor_changes_updates_after_the_first(tmp_path: Path) -> None:
 
 
 def test_where_it_cannot_work() -> None:
-    assert METHOD.mode == "decoupled" and METHOD.agg == "seq-mean-token-mean"
     with pytest.raises(ValueError, match=r"^method=rspo model=xs: .* such as model=moe_xs$"):
         check(small_config("method=rspo"))
     with pytest.raises(ValueError, match="bypass_ppo"):
-        check(small_config("method=rspo", *MOE, "algo.mode=bypass_ppo"))
+        check(small_config("method=rspo", *MIXTURE, "algo.mode=bypass_ppo"))
     with pytest.raises(ValueError, match=r"trainer=verl: RSPO needs router_shift; verl's workers offer ref_logp"):
-        check(small_config("method=rspo", *MOE, "trainer=verl", "engine=vllm", "trainer.device=cuda"))
+        check(small_config("method=rspo", *MIXTURE, "trainer=verl", "engine=vllm", "trainer.device=cuda"))

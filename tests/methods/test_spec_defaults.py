@@ -16,10 +16,11 @@ from tests.toy import small_config
 
 TIS2, BAND = {"cap": 2.0, "level": "token"}, {"lo": 0.999, "hi": 1.001}
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
-    "flashrl": {"TIS": TIS2},
+    "flashrl": {"Profile": {"refit_above": None, "keep_high": ()}, "TIS": TIS2},
     "qurl": {"UAQ": {"s": 1.5, "tensors": "qkv"}, "ACR": {"cap": 2.0, "level": "token", "u_max": None}},
-    "fp8_rl": {"TIS": TIS2},
-    "fp8_rl_mis": {"MIS": {"level": "token", "lo": 0.5, "hi": 2.0, "weight": "token"}},
+    "fp8_rl": {"RecalibratedKV": {}, "TIS": TIS2},
+    "fp8_rl_e2e": {"FP8Flow": {}, "RecalibratedKV": {}, "TIS": TIS2},
+    "fp8_rl_mis": {"RecalibratedKV": {}, "MIS": {"level": "token", "lo": 0.5, "hi": 2.0, "weight": "token"}},
     "mis": {"MIS": {"level": "sequence", "lo": None, "hi": 3.0, "weight": "sequence", "veto": None}},
     "geo_rs": {"GeoRS": {"stat": "k1", "over": "seq_mean", "is_inverse": False, **BAND}},
     "geo_rs_tis": {"GeoRS": BAND, "TIS": TIS2},
@@ -37,9 +38,14 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "m2po_areal": {"M2Mask": {"tau": 0.04, "policy": "old", "scope": "all", "at_least": 1}},
     "vespo": {"TIS": TIS2, "VESPO": {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}},
     "acrl": {"ACRL": {"gamma": 0.65, "over": "response", "num_batches": 4, "bound": 5.0}},
+    "alp": {"ALP": {"std": 1e-4, "first": 0, "count": None}},
     "ais_r": {"AISR": {"cap": 2.0, "ess_role": "trust", "div0": 0.01, "cv0": 1.0, "beta": 0.0, "lam_max": 1.0}},
     "tbpo": {"TBPO": {"eps_low": 3e-4, "eps_high": 4e-4, "delta_n": 7e-4, "cap": 2.0, "lo": None, "hi": None}},
-    "calibrated_clipping": {"TIS": TIS2, "CalibratedClipping": {"interval": 20, "smoothing": 0.9, "max_high": 5.0}},
+    "calibrated_clipping": {
+        "FP8Flow": {},
+        "TIS": TIS2,
+        "CalibratedClipping": {"interval": 20, "smoothing": 0.9, "max_high": 5.0},
+    },
     "sapo": {"SAPO": {"tau_pos": 1.0, "tau_neg": 1.05}},
     "minirl": {"MiniRL": {"cap": 5.0, "low": 0.80, "high": 1.27}},
     "ipo": {"IPO": {"threshold": 0.1, "tau": 1.0, "kappa": 1e-3}},
@@ -48,10 +54,19 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "NormalizedTIS": TIS2,
         "MIS": {"level": "token", "lo": 0.5, "hi": 2.0, "weight": "none", "veto": 1e-4},
     },
-    "mxfp4_rl": {"OutlierFallback": {"alpha": 0.5}, "AQN": {"sigma_start": 1e-2, "sigma_end": 1e-3}},
+    "mxfp4_rl": {
+        "TIS": TIS2,
+        "OutlierFallback": {"alpha": 0.5},
+        "AQN": {"sigma_start": 1e-2, "sigma_end": 1e-3},
+        "MXErrors": {},
+    },
     "vcpo": {"TIS": {"cap": 8.0, "level": "sequence"}, "ESSStep": {"q0": 1.0, "rule": "sqrt", "cap": None}},
-    "lr_decay": {"LengthDecay": {"baseline_steps": 50, "surge": 3.0, "period_factor": 1.8, "floor": 0.1}},
-    "dc_grpo": {"GapCost": {"lam": 0.1, "level": 0.0037, "eta": 1.0}},
+    "lr_decay": {
+        "LengthDecay": {"baseline_steps": 50, "surge": 3.0, "period_factor": 1.8, "counts_from": "surge", "floor": 0.1}
+    },
+    "dc_grpo": {"GapCost": {"lam": 0.1, "level": 0.0037, "eta": 1.0, "lam_min": 0.0, "lam_max": 1.0}},
+    "jackpot": {"Jackpot": {"lam": 1.0, "cap": 2.0, "source": "sampled"}},
+    "r2vpo": {"R2VPO": {"lam": 1.0, "delta": 0.01, "eta": 1.0, "anchor": "old"}},
     "mipu_step1": {"TIS": {"cap": 2.0, "level": "geometric"}},
 }
 OURS = {
@@ -73,6 +88,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_constants_of_the_sources(name: str) -> None:
     parts = {type(part).__name__: part for part in METHODS[name].parts}
+    assert list(parts) == list(DEFAULTS[name])
     for part, values in DEFAULTS[name].items():
         assert {knob: getattr(parts[part], knob) for knob in values} == values
 
@@ -86,16 +102,32 @@ def test_what_is_ours_is_said() -> None:
     assert sampled.paper == METHODS["trm"].paper and "sampled tokens" in sampled.summary
 
 
-def test_objectives_that_count_the_sampler_fix_their_mode_aggregation_and_denominator() -> None:
-    for name in ("qurl", "qurl_acr", "tbpo", "qarl", "vespo", "calibrated_clipping", "sapo", "minirl", "r2vpo"):
-        assert METHODS[name].mode == "decoupled"
-    assert {METHODS[name].agg for name in ("trm", "trm_sampled")} == {"seq-mean-token-sum"}
-    assert {METHODS[name].agg for name in ("tbpo", "qarl")} == {"seq-mean-token-mean"}
-    assert METHODS["alp"].mode == "bypass_ppo" and METHODS["minirl"].agg == "seq-mean-token-sum"
-    assert {METHODS[name].agg for name in ("sapo", "vcpo")} == {"seq-mean-token-mean"}
-    assert {METHODS[name].denom for name in ("kpop", "slime_mismatch")} == {"kept"}
-    for name in ("trm", "trm_sampled", "opsm", "m2po", "dppo_tv", "dppo_kl", "ipo", "minirl", "jackpot"):
-        assert METHODS[name].denom == "original"
+@pytest.mark.parametrize(
+    ("field", "value", "names"),
+    [
+        (
+            "mode",
+            "decoupled",
+            "qurl qurl_acr tbpo qarl vespo calibrated_clipping sapo minirl r2vpo rspo jackpot dc_grpo",
+        ),
+        ("mode", "decoupled", "jackpot dc_grpo mipu_step1 slime_mismatch"),
+        ("mode", "bypass_ppo", "alp"),
+        ("agg", "seq-mean-token-sum", "trm trm_sampled minirl"),
+        ("agg", "seq-mean-token-mean", "tbpo qarl sapo vcpo rspo"),
+        ("agg", "token-mean", "ipo m2po dppo_prime_rl"),
+        ("denom", "kept", "kpop slime_mismatch"),
+        ("denom", "original", "trm trm_sampled opsm m2po dppo_tv dppo_kl dppo_prime_rl ipo minirl jackpot"),
+    ],
+)
+def test_settings_that_an_objective_fixes(field: str, value: str, names: str) -> None:
+    for name in names.split():
+        assert getattr(METHODS[name], field) == value, name
+
+
+def test_the_first_precision_is_the_papers() -> None:
+    first = {"flashrl": "int8", "qurl": "int8", "fp8_rl": "fp8_block+kv8", "fp8_rl_e2e": "fp8_block+kv8",
+             "jet_rl": "fp8_block", "calibrated_clipping": "fp8_block", "qerl": "nvfp4", "qlora": "nf4"}  # fmt: skip
+    assert {name: METHODS[name].precisions[0] for name in first} == first
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every loss-side method of the registry against what all of them owe: order, splits, padding, memory, defaults."""
+"""Every loss-side method of the registry against what all of them owe: order, splits, padding, memory, no mismatch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.api import Memory, Part, Step, TokenBatch
 from harness.config.compose import has_hook
 from harness.foundation.seeds import generator
-from harness.objective.loss import AGGREGATIONS, aggregate, cleaned, count_totals, policy_loss, start
+from harness.objective.loss import AGGREGATIONS, aggregate, batch_normalize, cleaned, count_totals, policy_loss, start
 from harness.objective.mismatch import clip_metrics, correction_metrics, mismatch_metrics
 from harness.trainers.corrected_step import take_batch, take_correction
 from methods import METHODS
@@ -77,6 +77,48 @@ def test_padding_of_any_kind_changes_nothing(name: str) -> None:
         assert_exact(same_grad, grad)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_token_without_a_rollout_log_prob_counts_as_padding(name: str) -> None:
+    logp, batch = full_batch("invalid")
+    lost = batch.mask & (torch.rand(batch.mask.shape, generator=generator("cpu", "lost")) < 0.2)
+    spoilt = replace(batch, rollout_logp=torch.where(lost, nan, batch.rollout_logp))
+    found = updated(CASES[name], logp, spoilt)
+    expected = updated(CASES[name], logp, replace(batch, mask=batch.mask & ~lost))
+    assert lost.any() and torch.equal(found.keep, expected.keep)
+    for field in ("weight", "clip_low", "clip_high"):
+        assert_exact(getattr(found, field)[found.keep], getattr(expected, field)[found.keep])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_to_train_on_gives_zero(name: str) -> None:
+    logp, batch = full_batch("empty")
+    for bare in (
+        replace(batch, mask=torch.zeros_like(batch.mask)),
+        replace(batch, rollout_logp=torch.full_like(batch.rollout_logp, nan)),
+    ):
+        loss, grad = objective(CASES[name], logp, bare)
+        assert loss == 0 and torch.equal(grad, torch.zeros_like(grad))
+        assert not updated(CASES[name], logp, bare).keep.any()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sampler_that_is_the_old_policy_is_left_alone_bit_for_bit(name: str) -> None:
+    """Whatever the current policy; the parts with a rule on that have their own."""
+    logp, batch = random_batch("battery", dtype=torch.float32)
+    batch = replace(batch, rollout_logp=batch.old_logp, extras={"rollout_tv": torch.zeros_like(batch.old_logp)})
+    c = corrected(CASES[name], batch)
+    if not any(has_hook(part, "token_loss") for part in CASES[name]):
+        for part in CASES[name]:
+            c = part.correct_update(c, batch.old_logp, batch, {})
+    assert torch.equal(c.keep, batch.mask) and (c.weight[batch.mask] == 1).all()
+    for mode in ("decoupled", "bypass_pg"):
+        value, grad = value_and_gradient(logp, batch, start(batch, 0.2, 0.2), Algo(mode=mode))
+        for level in ("token", "sequence"):
+            for weight in (c.weight, batch_normalize(c.weight, batch.mask, level)):
+                same, same_grad = value_and_gradient(logp, batch, replace(c, weight=weight), Algo(mode=mode))
+                assert torch.equal(same, value) and torch.equal(same_grad, grad)
+
+
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 @pytest.mark.parametrize("name", CASES)
 def test_no_gradient_reaches_a_constant(name: str) -> None:
@@ -99,16 +141,18 @@ def own(parts: Sequence[Part], logp: Tensor, batch: TokenBatch, c: Any) -> dict[
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("agg", ["token-mean", "seq-mean-token-mean"])
-def test_order_micro_batches_and_ranks_change_nothing(name: str, agg: str) -> None:
+def test_order_micro_batches_and_ranks_change_nothing(name: str) -> None:
     """The last row has no token. The correction sees the whole optimizer batch, the loss a part of it."""
-    parts, algo = CASES[name], Algo(agg=agg, denom=METHODS[name].denom or "original" if name in METHODS else "kept")
+    parts, method = CASES[name], METHODS.get(name)
+    algo = Algo(agg=method.agg or "token-mean", denom=method.denom or "original") if method else Algo(denom="kept")
     logp, batch = full_batch("order")
     value, grad = objective(parts, logp, batch, algo)
     order = torch.randperm(12, generator=generator("cpu", "order"))
     shuffled, shuffled_grad = objective(parts, logp[order].detach().requires_grad_(), take_batch(batch, order), algo)
     assert_exact(shuffled, value)
     assert_exact(shuffled_grad, grad[order])
+    for found, expected in zip(objective(parts[::-1], logp, batch, algo), (value, grad), strict=True):
+        assert_exact(found, expected)
     c = updated(parts, logp, batch, algo)
     for pieces, ranks in ((order.split(5), 1), (torch.arange(12).split(1), 1), (order.split(6), 2)):
         totals, losses = count_totals(batch.mask, c.keep, 4, ranks), list[Tensor]()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,8 +23,7 @@ from harness.numerics.packing import pack
 from harness.numerics.quantize import dequantize, quantize
 from harness.numerics.rounding import CASTS
 from harness.run.cell import run_cell
-from harness.run.loop import evaluate, grpo_step, push_weights
-from harness.run.run import Run
+from harness.run.loop import evaluate, push_weights
 from harness.start.prepare import prepare, start_of
 from methods.flashrl import Profile, is_profiled
 from methods.gptq_start import GPTQStart
@@ -33,22 +31,13 @@ from methods.jet_rl import FP8Flow
 from methods.qat_aligned import AlignedQAT
 from methods.qat_kd import KD
 from tests.engines.engine_cases import EOS, PAD, QWEN2, QWEN3, UNEVEN, decoder, loaded, sample, trainer_logp, weights
-from tests.toy import site_of, small_config, small_launch, small_run
+from tests.toy import site_of, small_config, small_launch, small_run, take_steps
 from tests.unpacking import unpack_fp4, unpack_int32
 
 INT8 = Plan(rollout_weights=format_named("int8_channel"), rollout_acts=format_named("int8_token"))
 INT4 = Plan(rollout_weights=format_named("int4_g32"))
 NVFP4 = Plan(rollout_weights=format_named("nvfp4"))
 START = Step(index=0, total=4, seed=0)
-
-
-def stepped(run: Run, count: int = 1) -> list[dict[str, Any]]:
-    """So many steps of a run."""
-    rows: list[dict[str, Any]] = []
-    for _ in range(count):
-        rows.append(grpo_step(run))
-        run.step += 1
-    return rows
 
 
 # precision.md 2.2: FlashRL
@@ -111,7 +100,7 @@ def test_power_of_two_scales_are_both_sites_own() -> None:
 def test_fp16_at_both_sites_and_a_resume_restores_the_scaler(tmp_path: Path) -> None:
     words = ["method=fp16", "trainer.loss_scale=1e30"]
     run = small_run(tmp_path, words)
-    assert stepped(run)[0]["train/skipped"] == 1.0
+    assert take_steps(run)[0]["train/skipped"] == 1.0
     formats = {record.format for record in run.passport.weights}  # type: ignore[union-attr]
     assert formats == {"fp16"} and set(run.passport.acts.values()) == {"fp16"}  # type: ignore[union-attr]
     compute = run.composed.plan.train_compute
@@ -129,7 +118,7 @@ def test_fp16_at_both_sites_and_a_resume_restores_the_scaler(tmp_path: Path) -> 
 
 def test_metrics_of_every_step(tmp_path: Path) -> None:
     run = small_run(tmp_path, ["method=fp8_rl", "precision=fp8_block+kv8"])
-    row = stepped(run)[0]
+    row = take_steps(run)[0]
     wanted = {"mismatch/kl_k1", "mismatch/kl_k3", "sync/code_flip_rate", "sync/saturated_frac", "train/loss_scale"}
     wanted |= {f"part/RecalibratedKV.{kind}_scale_{end}" for kind in "kv" for end in ("min", "max")}
     assert wanted <= row.keys() and row["mismatch/mult_prob_error"] >= 1.0
@@ -266,7 +255,7 @@ def test_resume_restores_what_a_refit_replaced(tmp_path: Path) -> None:
     words = ["method=flashrl", "precision=int8", "knobs.Profile.refit_above=-1.0", "trainer.lr=0.01"]
     run = small_run(tmp_path, words)
     before = dict(run.composed.fixed)
-    stepped(run, 2)
+    take_steps(run, 2)
     assert any(not torch.equal(t, before[name]) for name, t in run.composed.fixed.items())
     save_state(tmp_path / "state.pt", run.state())
     again = small_run(tmp_path, words)
@@ -281,7 +270,7 @@ def test_resume_restores_what_a_refit_replaced(tmp_path: Path) -> None:
 def test_evaluation_around_noise_sees_clean_weights(tmp_path: Path) -> None:
     words = ["method=qerl", "trainer.steps=10", "knobs.AQN.sigma_start=0.1", "knobs.AQN.sigma_end=0.05"]
     run = small_run(tmp_path, words)
-    stepped(run, 2)
+    take_steps(run, 2)
     noisy = run.passport
     evaluate(run)
     clean = EmbeddedEngine(run.trainer.model.config, run.composed.plan, eos_id=EOS, pad_id=PAD)
@@ -300,6 +289,6 @@ def test_a_fitted_start_has_the_mismatch_of_bf16_adapters(tmp_path: Path) -> Non
     """compensation.md 3.5: with a shared base the spread of rho is that of the BF16 arm."""
     fit = [f"knobs.RILQInit.{k}" for k in ("updates=4", "sequences=16", "validate_every=2")]
     arms = (["method=rilq_init", "precision=int3", *fit], ["method=bf16_lora", "precision=bf16"])
-    shared, bf16 = (stepped(small_run(tmp_path, [*words]), 1)[0]["mismatch/kl_k3"] for words in arms)
-    naive = stepped(small_run(tmp_path, ["method=naive", "precision=int3"]), 1)[0]["mismatch/kl_k3"]
+    shared, bf16 = (take_steps(small_run(tmp_path, [*words]), 1)[0]["mismatch/kl_k3"] for words in arms)
+    naive = take_steps(small_run(tmp_path, ["method=naive", "precision=int3"]), 1)[0]["mismatch/kl_k3"]
     assert shared < 5 * bf16 and naive > 20 * shared

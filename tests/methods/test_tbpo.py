@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, log, nan
+from math import exp, log
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.api import Correction, TokenBatch
 from harness.objective.loss import cleaned, count_totals, policy_loss, start
-from methods.tbpo import METHOD, TBPO, banded, sequence_ratio
+from methods.tbpo import TBPO, banded, sequence_ratio
 from tests.loss_cases import Algo, assert_exact, assert_published, corrected, golden_batch, golden_logp, random_batch
 
 SEQUENCE = Algo(agg="seq-mean-token-mean")
@@ -108,20 +108,6 @@ def test_constants_of_the_notes(s: float, weight: float, adv: float, objective: 
     assert_published(grad.item(), 0.0 if s > 1.0004 and adv > 0 else -objective)
 
 
-def test_on_policy_gradient_is_sequence_reinforce() -> None:
-    logp, batch = random_batch("on policy")
-    batch = replace(batch, old_logp=logp.detach(), rollout_logp=logp.detach())
-    c = corrected([TBPO()], batch)
-    assert (c.weight == 1).all() and torch.equal(c.keep, batch.mask)
-    value, grad = loss_and_grad(TBPO(), logp, batch)
-    rows = batch.mask.any(-1).sum()
-    lengths = batch.mask.sum(-1, keepdim=True).clamp(min=1)
-    assert_exact(grad, torch.where(batch.mask, -batch.adv / lengths / rows, 0.0))
-    assert_exact(value, -(batch.adv[:, 0] * batch.mask.any(-1)).sum() / rows)
-    weighted = replace(batch, rollout_logp=batch.rollout_logp - 0.1)
-    assert_exact(loss_and_grad(TBPO(), logp, weighted)[1], exp(0.1) * grad)
-
-
 @pytest.mark.parametrize(
     ("log_s", "adv", "alive"),
     [(0.5, -1.0, False), (-0.5, -1.0, False), (0.1, -1.0, True), (-0.1, -1.0, True),
@@ -177,20 +163,6 @@ def test_mismatch_band_and_cap() -> None:
     assert 0 < c.keep.any(-1).sum() < batch.mask.any(-1).sum()
 
 
-def test_padding_and_nothing_to_train_on() -> None:
-    logp, batch = random_batch("padding", spread=0.8)
-    part = WIDE
-    value, grad = loss_and_grad(part, logp, batch)
-    names = ("adv", "rollout_logp", "old_logp")
-    spoilt = replace(batch, **{name: torch.where(batch.mask, getattr(batch, name), nan) for name in names})
-    padded = torch.where(batch.mask, logp.detach(), nan).requires_grad_()
-    same, same_grad = loss_and_grad(part, padded, spoilt)
-    assert_exact(same, value)
-    assert_exact(same_grad, grad)
-    empty, zero = loss_and_grad(part, logp, replace(batch, mask=torch.zeros_like(batch.mask)))
-    assert empty == 0 and (zero == 0).all()
-
-
 @pytest.mark.parametrize(
     ("knob", "named"),
     [
@@ -203,7 +175,3 @@ def test_padding_and_nothing_to_train_on() -> None:
 def test_bad_knobs(knob: dict[str, float], named: str) -> None:
     with pytest.raises(ValueError, match=f"TBPO.{named}"):
         TBPO(**knob)
-
-
-def test_method() -> None:
-    assert METHOD.parts == (TBPO(),) and METHOD.agg == "seq-mean-token-mean" and METHOD.reconstructed

@@ -12,7 +12,7 @@ from methods.flashrl import TIS
 from methods.icepop import IcePop
 from methods.mis import Reject
 from methods.vespo import METHOD, VESPO, gamma_weight
-from tests.loss_cases import Algo, assert_exact, random_batch, value_and_gradient
+from tests.loss_cases import assert_exact, random_batch
 from tests.objective_cases import objective, updated
 
 
@@ -45,13 +45,6 @@ def test_equals_a_loop() -> None:
     assert_exact(grad, slopes / count)
 
 
-def test_an_unchanged_policy_gives_reinforce() -> None:
-    logp, batch = random_batch("on policy")
-    batch = replace(batch, rollout_logp=logp.detach(), old_logp=logp.detach())
-    plain = value_and_gradient(logp, batch, updated([], logp, batch), Algo(mode="bypass_pg"))
-    assert all(torch.equal(a, b) for a, b in zip(objective(METHOD.parts, logp, batch), plain, strict=True))
-
-
 def test_the_correction_weight_enters_the_ratio_and_nothing_else() -> None:
     logp, batch = random_batch("weights", spread=0.8)
     alone, tis, pop = (objective([*parts, VESPO()], logp, batch)[1] for parts in ([], [TIS()], [IcePop()]))
@@ -70,23 +63,14 @@ def test_rejected_tokens_get_no_gradient() -> None:
     assert_exact(objective(parts, logp, batch)[1], torch.where(keep, objective(METHOD.parts, logp, batch)[1], 0.0))
 
 
-def test_extremes_padding_and_nothing_to_train_on() -> None:
+def test_extremes_stay_finite() -> None:
     logp, batch = random_batch("extremes", dtype=torch.float32)
     for shift in (-50.0, 50.0):
         far = replace(batch, rollout_logp=logp.detach() + shift, old_logp=logp.detach() + shift)
         loss, grad = objective(METHOD.parts, logp, far)
         assert torch.isfinite(loss) and torch.isfinite(grad).all() and grad.abs().max() < 1e-9
-    fields = {n: torch.where(batch.mask, getattr(batch, n), torch.nan) for n in ("adv", "rollout_logp", "old_logp")}
-    for a, b in zip(
-        objective(METHOD.parts, logp, batch), objective(METHOD.parts, logp, replace(batch, **fields)), strict=True
-    ):
-        assert torch.equal(a, b)
-    invalid = replace(batch, rollout_logp=torch.full_like(batch.rollout_logp, torch.nan))
-    loss, grad = objective(METHOD.parts, logp, invalid)
-    assert loss == 0 and (grad == 0).all()
 
 
-def test_method_and_knobs() -> None:
-    assert METHOD.mode == "decoupled"
+def test_bad_knobs() -> None:
     with pytest.raises(ValueError, match=r"VESPO.k_pos"):
         VESPO(lambda_neg=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -16,22 +15,17 @@ from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.run.loop import grpo_step
 from methods.weight_noise import WeightNoise, row_noise
-from tests.engines.engine_cases import QWEN3, decoder
+from tests.engines.engine_cases import QWEN3, decoder, weights
 from tests.toy import small_run
 
 BF16 = Plan(rollout_weights=format_named("bf16"))
 FP32 = Plan(rollout_weights=format_named("fp32"))
 
 
-def stream(model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Weight stream of a trainer."""
-    return ((name, tensor.detach()) for name, tensor in model.named_parameters())
-
-
 def added(part: WeightNoise, model: Decoder, step: int = 0, seed: int = 3, purpose: str = "rollout") -> Tensor:
     """Everything that was added, one vector; a float32 engine."""
     at = Step(index=step, total=10, seed=seed, purpose=purpose)  # pyright: ignore[reportArgumentType]
-    before, after = dict(stream(model)), dict(part.sync(stream(model), at, FP32, {}, {}))
+    before, after = dict(weights(model)), dict(part.sync(weights(model), at, FP32, {}, {}))
     return torch.cat([(after[name] - before[name]).flatten() for name in before])
 
 
@@ -48,8 +42,8 @@ def test_the_noise_is_sigma_times_the_root_mean_square_of_its_row() -> None:
 
 def test_only_what_formats_round_is_noised_and_the_columns_tell() -> None:
     model, memory = decoder(QWEN3), Memory()
-    before = dict(stream(model))
-    after = dict(WeightNoise(sigma=0.1).sync(stream(model), Step(index=0, total=10, seed=3), BF16, {}, memory))
+    before = dict(weights(model))
+    after = dict(WeightNoise(sigma=0.1).sync(weights(model), Step(index=0, total=10, seed=3), BF16, {}, memory))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if any(fnmatchcase(name, one) for one in QUANTIZED)} and changed
     assert memory["sigma"] == 0.1 and memory["sigma_realized"] == pytest.approx(0.1, rel=0.05)

@@ -29,7 +29,8 @@ from harness.models.checkpoint import (
     save_decoder,
     spread_channels,
 )
-from harness.models.decoder import Decoder, DecoderConfig, rope_tables
+from harness.models.decoder import DecoderConfig, rope_tables
+from tests.engines.engine_cases import decoder
 
 QWEN3 = DecoderConfig(
     vocab_size=40, num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=48,
@@ -51,20 +52,9 @@ MOE = replace(QWEN3, num_experts=6, num_experts_per_tok=2, moe_intermediate_size
 IDS = torch.randint(0, 40, (3, 21), generator=torch.Generator().manual_seed(5))
 
 
-def _noisy(config: DecoderConfig, std: float = 0.3) -> Decoder:
-    """Every tensor random, gains and biases included, so that a dropped one shows in the logits."""
-    generator = torch.Generator().manual_seed(3)
-    model = Decoder(config, generator, init_std=std)
-    with torch.no_grad():
-        for tensor in model.parameters():
-            if tensor.dim() == 1:
-                tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=0.3)
-    return model
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save_decoder(_noisy(QWEN3), tmp_path / "base")
+    save_decoder(decoder(QWEN3), tmp_path / "base")
     return tmp_path / "base"
 
 
@@ -79,7 +69,7 @@ def test_transformers_reads_what_we_write_and_back(config: DecoderConfig, tied: 
     from transformers import AutoModelForCausalLM
 
     config = replace(config, tie_embeddings=tied)
-    ours = _noisy(config)
+    ours = decoder(config)
     save_decoder(ours, tmp_path / "ours")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
     with torch.no_grad():
@@ -107,7 +97,7 @@ def test_transformers_reads_a_mixture_of_experts_and_back(normed: bool, tied: bo
     from transformers import AutoModelForCausalLM, Qwen3MoeForCausalLM
 
     config = replace(MOE, norm_topk_prob=normed, tie_embeddings=tied)
-    ours = _noisy(config)
+    ours = decoder(config)
     save_decoder(ours, tmp_path / "ours")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
     assert type(theirs) is Qwen3MoeForCausalLM
@@ -143,14 +133,14 @@ def test_transformers_reads_a_mixture_of_experts_and_back(normed: bool, tied: bo
     ],
 )
 def test_unsupported_mixtures_are_named(tmp_path: Path, changes: dict[str, object], words: str) -> None:
-    save_decoder(_noisy(MOE), tmp_path)
+    save_decoder(decoder(MOE), tmp_path)
     _edit(tmp_path, **changes)
     with pytest.raises(ValueError, match=words):
         load_decoder(tmp_path)
 
 
 def test_low_precision_files_load_as_float32(tmp_path: Path) -> None:
-    model = _noisy(QWEN3)
+    model = decoder(QWEN3)
     save_decoder(model, tmp_path / "b", torch.bfloat16)
     loaded = load_decoder(tmp_path / "b")
     for a, b in zip(model.parameters(), loaded.parameters(), strict=True):
@@ -161,9 +151,9 @@ def test_saving_over_a_folder_keeps_its_tokenizer_and_drops_stale_shards(folder:
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model-00001-of-00001.safetensors").write_bytes(b"stale")
     (folder / "model.safetensors.index.json").write_text("stale")
-    save_decoder(_noisy(QWEN3, std=0.1), folder)
+    save_decoder(decoder(QWEN3, std=0.1), folder)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
-    assert torch.equal(load_decoder(folder)(IDS), _noisy(QWEN3, std=0.1)(IDS))
+    assert torch.equal(load_decoder(folder)(IDS), decoder(QWEN3, std=0.1)(IDS))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
@@ -228,7 +218,7 @@ def test_scaled_rotation_is_that_of_the_papers_and_of_transformers(name: str, tm
     from transformers import AutoModelForCausalLM
 
     config, rope = SCALINGS[name]
-    save_decoder(_noisy(config), tmp_path / "ours")
+    save_decoder(decoder(config), tmp_path / "ours")
     _edit(tmp_path / "ours", rope_parameters=rope | {"rope_theta": config.rope_theta})
     ours = load_decoder(tmp_path / "ours")
     assert dict(ours.config.rope_scaling) == rope
@@ -246,7 +236,7 @@ def test_scaled_rotation_is_that_of_the_papers_and_of_transformers(name: str, tm
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
     with torch.no_grad():
         torch.testing.assert_close(ours(long), theirs(long).logits, atol=5e-5, rtol=1e-5)
-        assert (_noisy(config)(long) - ours(long)).abs().max() > 0.1
+        assert (decoder(config)(long) - ours(long)).abs().max() > 0.1
 
     save_decoder(ours, tmp_path / "again")
     theirs.save_pretrained(tmp_path / "theirs")
@@ -331,10 +321,10 @@ def test_bad_folders_are_one_clear_error(folder: Path, tmp_path: Path) -> None:
 
 def test_saving_refuses_what_no_architecture_has(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="qk_norm=True with attention_bias=True"):
-        save_decoder(_noisy(replace(QWEN3, attention_bias=True)), tmp_path / "x")
+        save_decoder(decoder(replace(QWEN3, attention_bias=True)), tmp_path / "x")
     with pytest.raises(ValueError, match="head_dim=16: Qwen2"):
-        save_decoder(_noisy(replace(QWEN2, head_dim=16)), tmp_path / "x")
-    model = _noisy(QWEN3)
+        save_decoder(decoder(replace(QWEN2, head_dim=16)), tmp_path / "x")
+    model = decoder(QWEN3)
     model.model.layers[0].mlp = torch.nn.Identity()
     with pytest.raises(ValueError, match=r"not a plain decoder.*gate_proj"):
         save_decoder(model, tmp_path / "x")
@@ -342,7 +332,7 @@ def test_saving_refuses_what_no_architecture_has(tmp_path: Path) -> None:
 
 
 def test_spread_keeps_the_function_and_spreads_the_channels() -> None:
-    plain, spread, same = _noisy(QWEN2), _noisy(QWEN2), _noisy(QWEN2)
+    plain, spread, same = decoder(QWEN2), decoder(QWEN2), decoder(QWEN2)
     spread_channels(spread, 0.5, seed=7)
     spread_channels(same, 0.5, seed=7)
     with torch.no_grad():
@@ -363,7 +353,7 @@ def test_spread_keeps_the_function_and_spreads_the_channels() -> None:
 
 
 def test_spread_reaches_routers_and_experts_and_no_token_changes_its_experts() -> None:
-    plain, spread = _noisy(MOE), _noisy(MOE)
+    plain, spread = decoder(MOE), decoder(MOE)
     spread_channels(spread, 0.5, seed=7)
     with torch.no_grad():
         torch.testing.assert_close(spread(IDS), plain(IDS), atol=2e-5, rtol=2e-5)
@@ -387,7 +377,7 @@ def test_content_hash_follows_content_alone(folder: Path, tmp_path: Path) -> Non
     tensors["model.norm.weight"][0] += 1e-6
     save_file(tensors, folder / "model.safetensors")
     assert content_hash(folder) != first
-    save_decoder(_noisy(QWEN3), folder)
+    save_decoder(decoder(QWEN3), folder)
     assert content_hash(folder) == first
     _edit(folder, rms_norm_eps=1e-5)
     assert content_hash(folder) != first

@@ -34,12 +34,11 @@ def test_torch_takes_every_option() -> None:
     assert set(compiler_options(torch.device("cpu"), is_dynamic=True)) <= set(known)
 
 
-@pytest.mark.parametrize("capability", ["default", "avx2"])
-def test_a_process_told_another_width_has_other_options(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_told_another_width_has_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """So it looks elsewhere in the cache, where the one before it left code of its own width."""
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         pytest.skip("a CPU with several widths")
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
+    assert vector_bits() in (256, 512)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True)
-    expected = {"default": 0, "avx2": 256}[capability]
-    assert int(done.stdout) == expected
+    assert int(done.stdout) == 0

@@ -6,20 +6,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from harness.foundation.seeds import generator
 from harness.numerics.formats import format_named
 from harness.numerics.fp8_flow import FP8Linear, along_tokens, flow_weight
 from harness.numerics.linear import EmulatedLinear
 from harness.numerics.quantize import dequantize, fake_quantize, quantize
+from tests.engines.flow_cases import ACTS, WEIGHTS, randn, relative
 
-WEIGHTS, ACTS, BF16 = format_named("e4m3_block"), format_named("e4m3_1x128"), format_named("bf16")
-
-
-def randn(*shape: int, name: str, std: float = 1.0) -> Tensor:
-    """Gaussian numbers of their own stream."""
-    return torch.randn(*shape, generator=generator("cpu", 0, name, *shape)) * std
+BF16 = format_named("bf16")
 
 
 def linear(n: int, k: int, *, has_bias: bool = False) -> nn.Linear:
@@ -66,11 +61,6 @@ def products(
     y = xq.astype(np.float64) @ w.T
     dx = tiled(dy, 1, 128).astype(np.float64) @ w
     return y, dx, tiled(dy.T.copy(), 1, 128).astype(np.float64) @ tiled(saved, 128, 1)
-
-
-def relative(a: Tensor, b: Tensor) -> float:
-    """Relative Frobenius error."""
-    return float((a.detach().double() - b.detach().double()).norm() / b.detach().double().norm())
 
 
 @pytest.mark.parametrize("is_saved_fp8", [True, False])

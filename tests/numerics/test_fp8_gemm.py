@@ -9,45 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.foundation.seeds import generator
 from harness.numerics import fp8_gemm
-from harness.numerics.formats import format_named
 from harness.numerics.fp8_flow import FP8Linear, along_tokens, flow_weight, held_weights, use_kernels
 from harness.numerics.fp8_gemm import Kernels, Operand, fits, reference
 from harness.numerics.quantize import fake_quantize
-
-WEIGHTS, ACTS = format_named("e4m3_block"), format_named("e4m3_1x128")
-
-
-def randn(*shape: int, name: str, std: float = 1.0) -> Tensor:
-    """Gaussian numbers of their own stream."""
-    return torch.randn(*shape, generator=generator("cpu", 0, name, *shape)) * std
-
-
-def linear(n: int, k: int, *, has_bias: bool = False, is_saved_fp8: bool = True) -> FP8Linear:
-    """An emulated layer."""
-    layer = nn.Linear(k, n, bias=has_bias)
-    with torch.no_grad():
-        layer.weight.copy_(randn(n, k, name="w", std=0.02))
-    return FP8Linear(layer, weights=WEIGHTS, acts=ACTS, fp8_saved_activations=is_saved_fp8)
-
-
-def relative(a: Tensor, b: Tensor) -> float:
-    """Relative Frobenius error."""
-    return float((a.detach().double() - b.detach().double()).norm() / b.detach().double().norm())
-
-
-def products(layer: FP8Linear, x: Tensor, dy: Tensor) -> list[Tensor]:
-    """Y and the gradients of input, weight and, where there is one, bias."""
-    x = x.clone().requires_grad_()
-    y = layer(x)
-    return [y, *torch.autograd.grad(y, [x, *layer.parameters()], dy.to(y.dtype))]
+from tests.engines.flow_cases import ACTS, WEIGHTS, emulated, products, randn, relative
 
 
 @pytest.mark.parametrize("is_saved_fp8", [True, False])
 @pytest.mark.parametrize("shape", [(128,), (200,), (3, 50), (1,)])
 def test_products_are_those_of_the_emulated_flow(shape: tuple[int, ...], is_saved_fp8: bool) -> None:
-    layer = linear(256, 384, has_bias=True, is_saved_fp8=is_saved_fp8)
+    layer = emulated(256, 384, has_bias=True, is_saved_fp8=is_saved_fp8)
     x, dy = randn(*shape, 384, name="x"), randn(*shape, 256, name="dy", std=1e-3)
     want = products(layer, x, dy)
     assert use_kernels(layer, reference()) == {"": "reference"} and "reference" in repr(layer)
@@ -76,7 +48,7 @@ def test_operands_are_the_emulated_values() -> None:
 
 
 def test_bf16_inputs_leave_as_bf16_and_masters_get_float32() -> None:
-    layer, x, dy = linear(128, 256), randn(130, 256, name="x"), randn(130, 128, name="dy")
+    layer, x, dy = emulated(128, 256), randn(130, 256, name="x"), randn(130, 128, name="dy")
     use_kernels(layer, reference())
     wide, narrow = products(layer, x.bfloat16().float(), dy), products(layer, x.bfloat16(), dy)
     assert [a.dtype for a in narrow] == [torch.bfloat16, torch.bfloat16, torch.float32]
@@ -100,7 +72,7 @@ def counting(calls: list[str]) -> Kernels:
 
 def test_only_what_a_gradient_needs_is_quantized() -> None:
     calls: list[str] = []
-    layer, x = linear(128, 128), randn(10, 128, name="x")
+    layer, x = emulated(128, 128), randn(10, 128, name="x")
     use_kernels(layer, counting(calls))
     with torch.no_grad():
         layer(x)
@@ -116,7 +88,7 @@ def test_only_what_a_gradient_needs_is_quantized() -> None:
 
 def test_held_weights_are_quantized_once_and_forgotten() -> None:
     calls: list[str] = []
-    layer, x = linear(128, 128), randn(10, 128, name="x")
+    layer, x = emulated(128, 128), randn(10, 128, name="x")
     use_kernels(layer, counting(calls))
     with held_weights(layer):
         first = layer(x)
@@ -129,7 +101,7 @@ def test_held_weights_are_quantized_once_and_forgotten() -> None:
 def test_gradients_pass_a_checkpoint() -> None:
     from torch.utils.checkpoint import checkpoint
 
-    layer, x = linear(128, 256), randn(40, 256, name="x").requires_grad_()
+    layer, x = emulated(128, 256), randn(40, 256, name="x").requires_grad_()
     use_kernels(layer, reference())
     want = torch.autograd.grad(layer(x).square().sum(), (x, layer.weight))
     y = checkpoint(layer, x, use_reentrant=False)
@@ -139,7 +111,7 @@ def test_gradients_pass_a_checkpoint() -> None:
 
 
 def test_what_does_not_fit_stays_emulated() -> None:
-    model = nn.Sequential(linear(128, 256), linear(130, 128), nn.Linear(8, 8))
+    model = nn.Sequential(emulated(128, 256), emulated(130, 128), nn.Linear(8, 8))
     assert use_kernels(model, reference()) == {"0": "reference", "1": "emulated"}
     assert isinstance(model[1], FP8Linear) and model[1].kernels is None
     assert fits((128, 256), WEIGHTS, ACTS)

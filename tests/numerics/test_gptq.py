@@ -18,13 +18,12 @@ from harness.numerics.formats import format_named
 from harness.numerics.gptq import GPTQResult, accumulate, gptq
 from harness.numerics.quantize import fake_quantize, quantize
 
-INTS = [
-    f"int{bits}_g{columns}{suffix}"
-    for bits, columns in ((2, 16), (3, 32), (4, 32), (8, 64))
-    for suffix in ("", "_asym", "_qat", "_asym_qat")
-]
-FORMATS = [*INTS, "int8_channel", "int8_channel_ct", "e4m3_channel", "e4m3_tensor", "e4m3_block", "mxfp4", "mxfp8",
-           "nvfp4", "nvfp4_torchao"]  # fmt: skip
+FORMATS = [
+    "int2_g16", "int2_g16_asym", "int3_g32_qat", "int4_g32", "int4_g32_asym", "int4_g32_asym_qat", "int8_g64",
+    "int8_channel", "int8_channel_ct", "e4m3_channel", "e4m3_tensor", "e4m3_block", "mxfp4", "mxfp8", "nvfp4",
+    "nvfp4_torchao",
+]  # fmt: skip
+"""Every width, sign, layout of scales and rule of integers, each once."""
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"act_order": "static"},
@@ -178,8 +177,9 @@ def test_act_order_groups() -> None:
     assert channel[1].g_idx is None and torch.equal(channel[0].codes, channel[1].codes)
 
 
-def test_scales_of_the_original_or_of_the_current_weight() -> None:
-    w, h, fmt = weight(), hessian(), format_named("int4_g32")
+@pytest.mark.parametrize("name", ["int4_g32", "int4_g32_asym"])
+def test_scales_of_the_original_or_of_the_current_weight(name: str) -> None:
+    w, h, fmt = weight(), hessian(), format_named(name)
     original, current = (gptq(w, h, fmt, scales=source) for source in ("original", "current"))
     assert torch.equal(original.scale, quantize(w, fmt).scale)  # type: ignore[arg-type]
     assert torch.equal(current.scale[:, 0], original.scale[:, 0])
@@ -187,7 +187,12 @@ def test_scales_of_the_original_or_of_the_current_weight() -> None:
     # The second group starts from what the first one left: what GPTQ of the first 32 columns does to the rest.
     root = torch.linalg.cholesky(torch.linalg.inv(damped(h, current)), upper=True)
     left = w.double()[:, 32:64] - current.errors[:, :32] @ root[:32, 32:64]
-    assert torch.allclose(current.scale[:, 1], quantize(left, fmt).scale[:, 0], rtol=1e-6)  # type: ignore[index]
+    second = quantize(left, fmt)
+    assert torch.allclose(current.scale[:, 1], second.scale[:, 0], rtol=1e-6)  # type: ignore[index]
+    if second.zero_point is not None:
+        assert current.zero_point is not None and original.zero_point is not None
+        assert torch.equal(current.zero_point[:, 1].float(), second.zero_point[:, 0].float())
+        assert not torch.equal(current.zero_point[:, 1], original.zero_point[:, 1])
 
 
 def test_dead_inputs_lose_their_weights_and_disturb_nobody() -> None:

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.numerics import nf4
-from harness.numerics.formats import Element, format_named
+from harness.numerics.formats import format_named
 from harness.numerics.packing import pack_fp4, pack_int32
 from harness.numerics.quantize import Quantized, dequantize, fake_quantize, quantize
-from harness.numerics.rounding import code_values, decode, e8m0_value, encode_, round_float_
 from tests.unpacking import unpack_int32, unpack_nf4
 
 Answers = dict[str, NDArray[np.generic]]
@@ -143,27 +142,3 @@ def check_double_quantization(q: Quantized, key: str) -> Quantized:
 
 def test_dynamic_map_equals_bitsandbytes() -> None:
     same(nf4.dynamic_map(torch.device("cpu")), answers("bitsandbytes")["dynamic_map"], "dynamic map")
-
-
-@pytest.mark.parametrize("element", ["e4m3", "e5m2", "e2m1"])
-def test_casts_equal_ml_dtypes(element: Element) -> None:
-    table = answers("ml_dtypes")
-    x = torch.from_numpy(table[f"{element}/input"])
-    codes = encode_(x.clone(), element)
-    same(codes.view(torch.uint8), table[f"{element}/codes"], "codes")
-    assert torch.equal(round_float_(x.clone(), element), decode(codes, element))
-
-
-def test_code_values_equal_ml_dtypes() -> None:
-    table, cpu = answers("ml_dtypes"), torch.device("cpu")
-    for element in ("e4m3", "e2m1"):
-        np.testing.assert_array_equal(code_values(element, cpu).numpy(), table[f"{element}/values"])
-    e5m2 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2)
-    np.testing.assert_array_equal(decode(e5m2, "e5m2").numpy(), table["e5m2/values"])
-    np.testing.assert_array_equal(e8m0_value(torch.arange(256, dtype=torch.uint8)).numpy(), table["e8m0/values"])
-
-
-def test_bf16_cast_equals_ml_dtypes() -> None:
-    table = answers("ml_dtypes")
-    codes = quantize(torch.from_numpy(table["bf16/input"]), format_named("bf16")).codes
-    np.testing.assert_array_equal(codes.view(torch.uint16).numpy(), table["bf16/codes"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.numerics.formats import FORMATS, format_named
+from harness.numerics.formats import FORMATS, Format, format_named
 from harness.numerics.packing import pack_fp4
 from harness.numerics.quantize import (
     Quantized,
@@ -18,6 +18,7 @@ from harness.numerics.quantize import (
     receiver_scale,
     saturated_frac,
 )
+from tests.numerics.format_cases import PATHS, SCALED, by_name
 
 ERRORS = {
     "int8_channel": 0.0083, "e4m3_tensor": 0.0265, "e4m3_channel": 0.0264, "e4m3_block": 0.0264,
@@ -142,9 +143,8 @@ def test_nf4_golden() -> None:
     )
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_fake_quantize_is_dequantized_quantization(name: str) -> None:
-    fmt = format_named(name)
+@by_name(PATHS)
+def test_fake_quantize_is_dequantized_quantization_at_any_shape(fmt: Format) -> None:
     noise = torch.Generator().manual_seed(2)
     for shape in ((64, 96), (3, 5, 48), (130, 7), (1, 200)):
         x = torch.randn(shape, generator=noise).to(torch.bfloat16)
@@ -152,15 +152,11 @@ def test_fake_quantize_is_dequantized_quantization(name: str) -> None:
         assert torch.equal(fake_quantize(x, fmt), dequantize(quantize(x, fmt))), shape
 
 
-@pytest.mark.parametrize("name", [name for name, fmt in FORMATS.items() if fmt.tile and not fmt.double_quant])
-def test_own_scales_given_back_change_nothing(name: str) -> None:
-    fmt = format_named(name)
+@by_name([fmt for fmt in SCALED if not fmt.double_quant and fmt.rule != "ct_token"])
+def test_own_scales_given_back_change_nothing(fmt: Format) -> None:
     w = torch.randn(64, 128, generator=torch.Generator().manual_seed(3))
     q = quantize(w, fmt)
-    amax = w.abs().max() if fmt.rule != "ct_token" else None
-    if amax is None:
-        return
-    again = quantize(w, fmt, scale=q.scale, zero_point=q.zero_point, tensor_amax=amax)
+    again = quantize(w, fmt, scale=q.scale, zero_point=q.zero_point, tensor_amax=w.abs().max())
     if fmt.rule == "int_kernel":  # x * (127 / amax) against x * (1 / scale): the last bit may move a tie
         assert float(code_flips(q, again)) < 1e-3
     else:

@@ -67,10 +67,14 @@ def test_nan_stays_nan(element: Element) -> None:
         assert decode(encode_(torch.tensor([float("nan")]), element), element).isnan().all()
 
 
-@pytest.mark.parametrize("element", FLOATS)
-@given(x=st.lists(finite, min_size=1, max_size=50))
-def test_casts_equal_ml_dtypes(element: Element, x: list[float]) -> None:
-    array, limit = np.array(x, dtype=np.float32), FLOAT_MAX[element]
+def every_code(element: Element) -> np.ndarray:
+    """All codes of an element in the library's own type."""
+    return np.arange(16 if element == "e2m1" else 256, dtype=np.uint8).view(ML_DTYPES[element])
+
+
+def assert_casts_equal(array: np.ndarray, element: Element) -> None:
+    """Codes and values are those of ml_dtypes, which gives NaN beyond the largest code: clamped before."""
+    limit = FLOAT_MAX[element]
     expected = array.clip(-limit, limit).astype(ML_DTYPES[element])
     codes = encode_(torch.from_numpy(array.copy()), element)
     assert codes.view(torch.uint8).tolist() == expected.view(np.uint8).tolist()
@@ -78,11 +82,27 @@ def test_casts_equal_ml_dtypes(element: Element, x: list[float]) -> None:
 
 
 @pytest.mark.parametrize("element", FLOATS)
-def test_every_code_survives(element: Element) -> None:
+@given(x=st.lists(finite, min_size=1, max_size=50))
+def test_casts_equal_ml_dtypes(element: Element, x: list[float]) -> None:
+    assert_casts_equal(np.array(x, dtype=np.float32), element)
+
+
+@pytest.mark.parametrize("element", FLOATS)
+def test_casts_beside_every_code_and_every_tie_equal_ml_dtypes(element: Element) -> None:
+    codes = every_code(element).astype(np.float32)
+    codes = np.unique(codes[np.isfinite(codes)])
+    ties = ((codes[:-1].astype(np.float64) + codes[1:]) / 2).astype(np.float32)
+    around = [np.nextafter(ties, np.float32(s)) for s in (-np.inf, np.inf)]
+    assert_casts_equal(np.concatenate([codes, ties, *around]), element)
+
+
+@pytest.mark.parametrize("element", FLOATS)
+def test_every_code_has_the_value_of_ml_dtypes_and_survives(element: Element) -> None:
     codes = torch.arange(16 if element == "e2m1" else 256, dtype=torch.uint8)
     if element != "e2m1":
         codes = codes.view(torch.float8_e4m3fn if element == "e4m3" else torch.float8_e5m2)
     number = decode(codes, element)
+    np.testing.assert_array_equal(number.numpy(), every_code(element).astype(np.float32))
     keep = number.isfinite()
     assert encode_(number[keep].clone(), element).view(torch.uint8).tolist() == codes.view(torch.uint8)[keep].tolist()
 
@@ -104,9 +124,10 @@ def test_fp16_overflow_is_kept() -> None:
 
 
 def test_e8m0_has_no_zero_and_one_nan() -> None:
-    number = e8m0_value(torch.tensor([0, 1, 127, 254, 255], dtype=torch.uint8))
-    assert number[:4].tolist() == [2.0**-127, 2.0**-126, 1.0, 2.0**127]
-    assert number[4].isnan()
+    every = np.arange(256, dtype=np.uint8)
+    number = e8m0_value(torch.from_numpy(every)).numpy()
+    np.testing.assert_array_equal(number, every.view(ml_dtypes.float8_e8m0fnu).astype(np.float32))
+    assert number[[0, 1, 127, 254]].tolist() == [2.0**-127, 2.0**-126, 1.0, 2.0**127] and np.isnan(number[255])
     assert e8m0_byte(torch.tensor([2.0**-127, 1.0, 2.0**127, float("inf")])).tolist() == [0, 127, 254, 255]
 
 

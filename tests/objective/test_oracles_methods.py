@@ -59,6 +59,7 @@ def test_every_preset_of_verl_is_here_and_has_its_thresholds() -> None:
     for name, chosen in configs.items():
         method = PRESETS[name]
         assert method.mode == losses[chosen["loss_type"], chosen["bypass_mode"]]
+        assert method.denom == ("kept" if method.mode == "decoupled" else "original")  # what verl's actor divides by
         parts = {type(part).__name__: part for part in method.parts}
         expected: set[str] = set()
         if chosen["rollout_is"]:

@@ -7,28 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.api import Rollout, sample_counts
-from harness.config.compose import check_supported, compose
-from harness.engines.vllm.builds import CUDA, supports
+from harness.api import Rollout
 from harness.foundation.seeds import stable_seed
 from harness.run.collect import generate
 from harness.run.gpu_sharing import lend, reclaim
-from harness.run.loop import grpo_step
+from harness.run.loop import evaluate, grpo_step
 from harness.run.run import Collected, Run
-from harness.trainers.local.trainer import EXTRAS
-from tests.toy import small_config, small_run
+from tests.toy import small_run, take_steps
 
 MIXED = ("method=mixed_rollouts", "precision=int4", "knobs.SecondSampler.share=0.25")
 """Three of four responses in INT4, one in BF16."""
 
 
 def stepped(folder: Path, *words: str, steps: int = 1) -> tuple[Run, list[dict[str, float]], list[Collected]]:
-    run, rows, batches = small_run(folder, [*MIXED, *words]), list[dict[str, float]](), list[Collected]()
+    run, batches = small_run(folder, [*MIXED, *words]), list[Collected]()
     run.on_batch = lambda step, batch: batches.append(batch)
-    for _ in range(steps):
-        rows.append(grpo_step(run))
-        run.step += 1
-    return run, rows, batches
+    return run, take_steps(run, steps), batches
 
 
 def formats(weights: list[dict[str, object]] | tuple) -> set[object]:
@@ -65,6 +59,8 @@ def test_the_passport_lists_all_and_each_is_what_it_says(tmp_path: Path) -> None
     assert {t.format for t in run.passport.weights if "_proj.weight" in t.name} == {"int4_g32"}
     assert formats(second["weights"]) == {"bf16"}
     assert [engine.realized_plan().weights == run.passport.weights for engine in run.engines] == [True, False]
+    evaluate(run)
+    assert [record.site for record in run.evals] == ["reference", "rollout"]
 
 
 def test_each_sampler_has_columns_of_its_own(tmp_path: Path) -> None:
@@ -118,30 +114,6 @@ def test_all_engines_sleep_wake_and_end(tmp_path: Path, monkeypatch: pytest.Monk
     reclaim(run)
     run.close()
     assert said == ["sleep 0", "sleep 1", "wake 0", "wake 1", "close 0", "close 1"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("knobs.SecondSampler.share=0.3",), r"algo\.group_size=4: the share 0\.3 of sampler bf16 is no whole number"),
-        (("algo.group_size=5",), r"algo\.group_size=5: the share 0\.25 of sampler bf16"),
-        (("knobs.SecondSampler.share=1",), r"SecondSampler\.share: 1\.0 \(choose above 0 and below 1\)"),
-        (("precision=nvfp4", "knobs.SecondSampler.weights=nvfp4"), "two samplers of a batch are called nvfp4"),
-        (("knobs.SecondSampler.weights=int5",), r"SecondSampler\.weights: "),
-    ],
-)
-def test_samplers_that_cannot_be_are_refused(words: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ValueError, match=said) as caught:
-        compose(small_config(*[word for word in MIXED if word.split("=")[0] not in dict(w.split("=") for w in words)],
-                             *words))  # fmt: skip
-    assert "\n" not in str(caught.value)
-
-
-def test_vllm_has_one_sampler() -> None:
-    composed = compose(small_config(*MIXED))
-    with pytest.raises(ValueError, match="samplers"):
-        check_supported(composed, supports(CUDA), "vllm", EXTRAS)
-    assert sample_counts(composed.plan, 8) == [6, 2]
 
 
 def test_a_lone_rollout_is_the_engines_own(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
@@ -86,39 +85,19 @@ def test_later_arms_run_once_every_seed_of_the_others_is_done() -> None:
     assert {run_id(c) for c in cells[:8]} == {run_id(c) for c in plan(replace(sweep, later=())).cells}
 
 
-def test_the_main_table_has_all_eight_methods_at_two_lengths_and_three_seeds() -> None:
+def test_every_corrected_format_of_the_main_table_has_its_control() -> None:
     """Planned on any machine: what it lists can run on a GPU, and nothing of it is refused."""
-    whole = plan(read_sweep("main_h200"))
-    assert not whole.skipped and not whole.excluded and {c.seed for c in whole.cells} == set(range(3))
-    settings = {(c.model.name, c.task.n, c.trainer.lr) for c in whole.cells}
-    plain = {("s128", 16, 3e-5), ("s128", 64, 5e-6), ("s128", 256, 5e-6), ("m128", 64, 3.5e-6)}
-    assert settings == plain | {("s128", n, 1.5e-5) for n in (64, 256)}
-    planned = plan(replace(read_sweep("main_h200"), later=(), include=()))
+    planned = plan(read_sweep("main_h200"))
+    assert not planned.skipped and not planned.excluded
+    assert {(c.engine.name, c.trainer.device) for c in planned.cells} == {("vllm", "cuda")}
     kinds = {(c.method, c.precision.name) for c in planned.cells}
     eight = {"flashrl", "qurl", "qerl", "jet_rl", "fp8_rl", "fp16", "qat_kd", "rilq"}
-    assert {method for method, _ in kinds} == {"bf16", "naive"} | eight
-    assert {(c.task.n, c.seed) for c in planned.cells} == {(n, seed) for n in (64, 256) for seed in range(3)}
-    assert len(planned.cells) == 6 * len(kinds)
-    corrected = {precision for method, precision in kinds if method not in ("bf16", "fp16", "naive")}
-    assert corrected == {precision for method, precision in kinds if method == "naive"}  # each has its own control
-    assert {(c.engine.name, c.trainer.device) for c in planned.cells} == {("vllm", "cuda")}
+    assert {"bf16", "naive"} | eight <= {method for method, _ in kinds}
+    corrected = {precision for method, precision in kinds if method in eight - {"fp16"}}
+    assert corrected <= {precision for method, precision in kinds if method == "naive"}
 
 
-def test_the_table_in_words_has_its_bases_and_its_stale_arms_have_controls_of_their_age() -> None:
-    main = plan(read_sweep("main_wordmath")).cells
-    runs = Counter((c.task.n, c.method, c.precision.name) for c in main)
-    assert (runs[10, "bf16", "bf16"], runs.pop((30, "bf16", "bf16"))) == (18 + 6 + 5, 2 * 6 + 2 + 4 + 2)
-    others = {
-        (method, precision): count for (n, method, precision), count in runs.items() if n == 10 and method != "bf16"
-    }
-    assert (others.pop(("naive", "int8")), others.pop(("flashrl", "int8"))) == (17, 12)
-    assert others.pop(("rilq", "int4")) == 24 and set(others.values()) == {6}  # rank 16 and 5, with and without TIS
-    longer = {(method, precision): count for (n, method, precision), count in runs.items() if n == 30}
-    for arm in (("naive", "fp8_block+kv8"), ("flashrl", "fp8_block"), ("flashrl", "int8")):
-        assert longer.pop(arm) == 12
-    assert longer.pop(("fp8_rl", "fp8_block+kv8")) == 5
-    assert set(longer.values()) == {6} and len(runs) == 19 + 9
-    assert [b for b, _ in groupby(main, lambda c: c.base_seed)] == [*range(8), *range(9, 18), 8]
+def test_stale_arms_in_words_have_controls_of_their_age() -> None:
     stress = [c for c in plan(read_sweep("stress_wordmath")).cells if c.algo.num_minibatches == 1]
     ages = {(c.method, c.algo.staleness) for c in stress}
     assert {age for method, age in ages if method == "bf16"} == {0, 4, 16}
@@ -331,11 +310,10 @@ def test_shipped_sweeps_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in sweep_names(ROOT / "sweeps"):
         sweep = read_sweep(name, ROOT / "sweeps")
         first = {key: values[:1] for key, values in sweep.axes.items()}
-        planned = plan(replace(sweep, axes=first))
-        assert len(planned.cells) >= 3 * len(sweep.seeds)
+        planned = plan(replace(sweep, axes=first, seeds=sweep.seeds[:1], base_seeds=sweep.base_seeds[:1]))
+        assert len(planned.cells) >= 3
         if name == "quick":
-            assert len(planned.cells) == 8 * 5
-            assert planned.skipped == ()
+            assert (len(planned.cells), len(sweep.seeds)) == (8, 5)
         if name == "correction_modes":
             assert {cell.algo.mode for cell, _ in planned.impossible} == {"bypass_ppo"}
         else:

@@ -210,11 +210,6 @@ def test_past_errors_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_an_unknown_gpu_is_one_line(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^gpu=h10: an unknown GPU; nearest: h100"):
-        forecast_of(config_of(folder), tmp_path, Machine(gpu="h10"))
-
-
 def test_a_base_that_is_gone_or_was_made_anew_is_told_before_cells_run(tmp_path: Path) -> None:
     launch = Launch(results=str(tmp_path), sweep="one")
     cells = [

@@ -64,12 +64,15 @@ def test_fields_outside_of_the_id_do_not_part_a_record_from_its_cell(tmp_path: P
     assert len(seen.starts) == 1
 
 
-@pytest.mark.parametrize("pack", sorted((ROOT / "results" / "packed").glob("*.zip")), ids=lambda path: path.stem)
-def test_committed_records_are_those_of_the_cells_that_they_name(pack: Path, tmp_path: Path) -> None:
-    """So that a sweep goes on from them: their ids and hashed fields are what today's code makes of their configs."""
-    with zipfile.ZipFile(pack) as archive:
-        lines = archive.read("records.jsonl").decode().splitlines()
-    for line in lines[:: max(1, len(lines) // 25)]:
+def test_committed_records_are_those_of_the_cells_that_they_name(tmp_path: Path) -> None:
+    """So that a sweep goes on from them: some of each; the ids of all are tests/config/test_load's."""
+    lines: list[str] = []
+    for pack in sorted((ROOT / "results" / "packed").glob("*.zip")):
+        with zipfile.ZipFile(pack) as archive:
+            found = archive.read("records.jsonl").decode().splitlines()
+        lines += found[:: max(1, len(found) // 5)]
+    assert len(lines) > 150
+    for line in lines:
         record = json.loads(line)
         cell = parse(RunConfig, record["config"])
         path = tmp_path / f"{run_id(cell)}.json"
@@ -234,13 +237,6 @@ def test_two_sweeps_do_not_share_a_results_folder(tmp_path: Path) -> None:
 
     run_sweep(planned, launch, 1, second, run=launcher(seen))
     assert [event.kind for event in refused] == ["started", "finished"]
-
-
-def test_an_unwritable_results_folder_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    planned = plan(sweep_of({"method": "bf16"}))
-    with pytest.raises(ValueError, match="results="):
-        run_sweep(planned, Launch(results=str(tmp_path / "file"), sweep="test"), 1, nothing)
 
 
 def test_a_sweep_that_sweeps_does_not_know_keeps_its_purpose(tmp_path: Path) -> None:

@@ -16,18 +16,13 @@ from harness.engines.embedded.weights import FUSED
 from harness.foundation.seeds import generator
 from harness.models.adapters import add_adapters, freeze_base, named_weights, plain_weights
 from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
-from harness.numerics.formats import FORMATS, Adapters, format_named
+from harness.numerics.formats import Adapters, Format, format_named
 from tests.engines.engine_cases import EOS, FP32, PAD, QWEN2, QWEN3, UNEVEN, decoder, sample, trainer_logp
+from tests.numerics.format_cases import SCALED, by_name
 
 ADAPTERS = Adapters(rank=3, alpha=6.0)
-BASES = tuple(
-    sorted(
-        fmt.name
-        for fmt in FORMATS.values()
-        if fmt.tile is not None and fmt.rule not in ("kv", "ct_token") and not fmt.double_quant
-    )
-)
-"""Every weight format with scales to share."""
+BASES = [fmt for fmt in SCALED if fmt.rule not in ("kv", "ct_token") and not fmt.double_quant]
+"""Every weight format with scales to share, once for each code path."""
 WIDE = DecoderConfig(
     vocab_size=16, num_layers=2, hidden_size=256, num_heads=8, num_kv_heads=2, head_dim=32, intermediate_size=384
 )
@@ -87,10 +82,9 @@ def base_of(engine: EmbeddedEngine) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", BASES)
-def test_the_base_is_the_trainers_bit_for_bit(name: str) -> None:
-    fmt, model = format_named(name), decoder(WIDE)
-    plan = plan_of(name)
+@by_name(BASES)
+def test_the_base_is_the_trainers_bit_for_bit(fmt: Format) -> None:
+    model, plan = decoder(WIDE), plan_of(fmt.name)
     frozen = trained(model, plan)
     held = {n: t for n, t in named_weights(frozen) if n.endswith("_proj.weight")}
     once = engine_of(frozen, plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,13 +26,6 @@ ADAPTERS = Adapters(rank=3, alpha=4.5, targets=("q_proj", "v_proj", "o_proj", "g
 NOISE = AQN(sigma_start=1e-3, sigma_end=1e-4)
 FP32 = plan_of("fp32", adapters=ADAPTERS)
 FP8 = plan_of("e4m3_channel", "e4m3_token", adapters=ADAPTERS, exceptions=NOISE.plan(plan_of("bf16")).exceptions)
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveEngine]:
-    holder = LiveEngine()
-    yield holder
-    holder.close()
 
 
 def adapters(seed: int) -> dict[str, Tensor]:

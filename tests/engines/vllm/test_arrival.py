@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,13 +36,6 @@ pytestmark = needs_vllm
 A, B = model_of(0), model_of(1)
 NO_INT4, NO_INT8 = lacking("avx512f"), lacking("avx512_vnni")
 BLOCK = sum(math.prod(s) for n, s in tensor_shapes(SHAPE).items() if n.startswith("model.layers.0."))
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveEngine]:
-    holder = LiveEngine()
-    yield holder
-    holder.close()
 
 
 def seen(engine: VLLMEngine) -> tuple[Passport, Mapping[str, float], Rollout]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from harness.engines.vllm import decoding
 from harness.engines.vllm.engine import VLLMEngine, seeded
-from harness.engines.vllm.samples import Samples
 from harness.foundation.seeds import stable_seed
-from tests.engines.vllm.vllm_cases import PROMPTS, LiveEngine, model_of, needs_vllm, plan_of, stream
+from tests.engines.vllm.vllm_cases import PROMPTS, LiveEngine, model_of, needs_vllm, plan_of, scheduler_of, stream
 
 pytestmark = needs_vllm
 COUNT, TOKENS = 24, 40
@@ -27,25 +25,6 @@ def engine() -> Iterator[VLLMEngine]:
     started.load_weights(stream(model_of()))
     yield started
     holder.close()
-
-
-def scheduler_of(engine: VLLMEngine) -> Any:
-    return engine.llm.llm_engine.engine_core.engine_core.scheduler
-
-
-@pytest.fixture
-def asked(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of running requests at every call of the scheduler."""
-    scheduler, seen = scheduler_of(engine), list[int]()
-    plain = scheduler.schedule
-
-    def counting(*args: Any, **more: Any) -> Any:
-        planned = plain(*args, **more)
-        seen.append(len(planned.num_scheduled_tokens))
-        return planned
-
-    monkeypatch.setattr(scheduler, "schedule", counting)
-    return seen
 
 
 def drawn(engine: VLLMEngine, tokens: int = TOKENS, seed: int = 3, samples: int = COUNT // len(PROMPTS)) -> Any:
@@ -122,25 +101,3 @@ def test_an_error_leaves_no_request_behind(engine: VLLMEngine, monkeypatch: pyte
         drawn(engine)
     check_nothing_is_left(engine)
     assert drawn(engine).lengths.min() > 0
-
-
-def test_a_row_takes_nothing_after_its_end_nor_beyond_its_width() -> None:
-    class Output:
-        sampled_token_ids = ([7], [], [9])
-
-        class logprobs:  # noqa: N801 - stands for an instance
-            logprob_token_ids = np.array([[7, 1], [0, 1], [9, 1]])
-            logprobs = np.array([[-1.0, -2.0], [0.0, 0.0], [-3.0, -4.0]], np.float32)
-
-    samples = Samples(4, 2, end_ids=[9], pad_id=0, vocab_size=10)
-
-    class Nothing:
-        sampled_token_ids = ()
-
-    for _ in range(3):
-        samples.record([2, 0, 1], Output)
-        samples.record([], Nothing)
-    assert samples.ids.tolist() == [[0, 0], [9, 0], [7, 7], [0, 0]]
-    assert samples.lengths.tolist() == [0, 1, 2, 0] and samples.has_ended.tolist() == [False, True, False, False]
-    assert samples.logp.tolist() == [[0, 0], [-3, 0], [-1, -1], [0, 0]]
-    assert samples.log_probs is not None and samples.log_probs[1, 0, [9, 1]].tolist() == [-3, -4]

@@ -10,7 +10,7 @@ import torch
 
 from harness.engines.vllm.engine import VLLMEngine, seeded
 from harness.foundation.seeds import stable_seed
-from tests.engines.vllm.test_decoding import COUNT, TOKENS, check_nothing_is_left, drawn, scheduler_of
+from tests.engines.vllm.test_decoding import COUNT, TOKENS, check_nothing_is_left, drawn
 from tests.engines.vllm.vllm_cases import PROMPTS, LiveEngine, model_of, needs_vllm, plan_of, stream
 
 pytestmark = needs_vllm
@@ -23,21 +23,6 @@ def engine() -> Iterator[VLLMEngine]:
     started.load_weights(stream(model_of()))
     yield started
     holder.close()
-
-
-@pytest.fixture
-def asked(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of requests at every call of the scheduler that found any."""
-    scheduler, seen = scheduler_of(engine), list[int]()
-    plain = scheduler.schedule
-
-    def counting(*args: Any, **more: Any) -> Any:
-        planned = plain(*args, **more)
-        seen.append(len(planned.num_scheduled_tokens))
-        return planned
-
-    monkeypatch.setattr(scheduler, "schedule", counting)
-    return seen
 
 
 def test_tokens_and_log_probs_are_vllms_own_where_no_row_ends_early(

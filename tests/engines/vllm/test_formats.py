@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,13 +53,6 @@ class Pair:
     case: Case
     vllm: VLLMEngine
     embedded: EmbeddedEngine
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveEngine]:
-    holder = LiveEngine()
-    yield holder
-    holder.close()
 
 
 @pytest.fixture(scope="module", params=PARAMS)

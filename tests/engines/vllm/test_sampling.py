@@ -18,13 +18,6 @@ pytestmark = needs_vllm
 PLAN = plan_of("fp32")
 
 
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveEngine]:
-    holder = LiveEngine()
-    yield holder
-    holder.close()
-
-
 @pytest.fixture
 def engine(live: LiveEngine) -> Iterator[VLLMEngine]:
     started = live(PLAN, max_length=64)

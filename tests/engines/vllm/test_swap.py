@@ -39,13 +39,6 @@ pytestmark = needs_vllm
 A, B = model_of(0), model_of(1)
 
 
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveEngine]:
-    holder = LiveEngine()
-    yield holder
-    holder.close()
-
-
 def fp8(live: LiveEngine) -> VLLMEngine:
     """The FP8 engine with the weights of A."""
     engine = live(plan_of(*FP8))

@@ -99,6 +99,11 @@ class LiveEngine:
         self.engine = self.key = None
 
 
+def scheduler_of(engine: VLLMEngine) -> Any:
+    """The scheduler of vLLM's core, in this process."""
+    return engine.llm.llm_engine.engine_core.engine_core.scheduler
+
+
 def pushed_by(plan: Plan, model: Decoder) -> tuple[dict[str, Tensor], dict[str, Quantized]]:
     """Tensors that a push of the model sends under a plan, by checkpoint name; the quantized weights."""
     shapes = tensor_shapes(SHAPE)

@@ -17,7 +17,7 @@ from harness.records.run_result import RunResult, write_result
 from harness.run.record import record
 from harness.sweep.launchers import local
 from harness.sweep.launchers.job import Event, Job
-from tests.toy import small_config
+from tests.toy import small_config, small_launch
 
 PRELUDE = """
 import faulthandler, json, os, pathlib, signal, sys, time
@@ -37,6 +37,11 @@ def jobs_of(folder: Path, count: int = 1, **launch: object) -> list[Job]:
     config = small_config()
     where = Launch(results=str(folder), sweep="test", **launch)  # type: ignore[arg-type]
     return [Job(config=replace(config, seed=seed), launch=where) for seed in range(count)]
+
+
+def job_of(folder: Path, *overrides: str, **launch: object) -> Job:
+    """A cell that really trains."""
+    return Job(config=small_config("method=bf16", *overrides), launch=small_launch(folder, **launch))
 
 
 def gone(pid: int) -> bool:

@@ -20,8 +20,8 @@ from harness.run.cell import record_path, run_cell, work_folder
 from harness.start.prepare import base_folder
 from harness.sweep.launchers import ray as launcher
 from harness.sweep.launchers.job import Event, Job
-from tests.sweep.launchers.stand_in import gone, jobs_of
-from tests.toy import small_config, small_launch
+from tests.sweep.launchers.stand_in import gone, job_of, jobs_of
+from tests.toy import small_launch
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the ray extra is not installed")
 VOLATILE = ("time_s", "tokens_per_s", "peak_memory_gib", "started_at", "ended_at")
@@ -43,10 +43,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert {ip.removeprefix("::ffff:") for ip in heard} == {"127.0.0.1"}
     assert psutil.wait_procs(started, timeout=20)[1] == []
     assert not Path(folder).exists()
-
-
-def job_of(folder: Path, *overrides: str, **launch: object) -> Job:
-    return Job(config=small_config("method=bf16", *overrides), launch=small_launch(folder, **launch))
 
 
 def worker(pid: int) -> int:

@@ -16,16 +16,11 @@ from harness.foundation.state_files import load_state
 from harness.records.run_result import RunResult, read_result, read_series
 from harness.run.cell import record_path, work_folder
 from harness.sweep.launchers import slurm
-from harness.sweep.launchers.job import Event, Job
-from tests.sweep.launchers.stand_in import gone, jobs_of
-from tests.toy import small_config, small_launch
+from harness.sweep.launchers.job import Event
+from tests.sweep.launchers.stand_in import gone, job_of, jobs_of
 
 needs_submitit = pytest.mark.skipif(find_spec("submitit") is None, reason="the slurm extra is not installed")
 HERE = {"cluster": "local"}
-
-
-def job_of(folder: Path, *overrides: str, **launch: object) -> Job:
-    return Job(config=small_config("method=bf16", *overrides), launch=small_launch(folder, **launch))
 
 
 def tasks() -> list[psutil.Process]:

@@ -22,12 +22,10 @@ from harness.models.decoder import CoreAttention, Decoder, DecoderConfig
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import Adapters, format_named
 from harness.numerics.linear import CastLinear
-from harness.run.loop import grpo_step
-from harness.run.run import Run
 from harness.trainers.local.forward import FLOATS_PER_MIB, Scores, Thrift, forward, lay_out, packed_passes, prepared
 from methods.jet_rl import FP8Flow
 from tests.live_bytes import peak
-from tests.toy import small_run
+from tests.toy import stepped
 
 CONFIG = DecoderConfig(
     vocab_size=48, num_layers=3, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=64
@@ -293,15 +291,6 @@ def test_each_option_holds_less() -> None:
     assert peak_of(wide, seqs, logits_mib=1) < 0.6 * logits
     uneven = replace(seqs, sampled=torch.arange(126) < torch.tensor([126, 8, 8, 8])[:, None])
     assert peak_of(deep, uneven, packing=True) < 0.5 * peak_of(deep, uneven)
-
-
-def stepped(folder: Path, *overrides: str, **launch: object) -> tuple[Run, list[dict[str, float]]]:
-    run = small_run(folder, overrides, **launch)
-    rows: list[dict[str, float]] = []
-    for _ in range(2):
-        rows.append(grpo_step(run))
-        run.step += 1
-    return run, rows
 
 
 @pytest.mark.parametrize(

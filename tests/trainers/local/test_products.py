@@ -36,6 +36,12 @@ LEARNS = (*WIDE, "base.eval_every=100")
 """From a base that is right now and then: there are gradients."""
 
 
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results with the base of LEARNS, which takes seconds to train."""
+    return tmp_path_factory.mktemp("learned")
+
+
 def steps(
     folder: Path, count: int = 2, overrides: Sequence[str] = WIDE, **launch: Any
 ) -> tuple[Run, list[dict[str, float]]]:
@@ -80,9 +86,9 @@ def plain(self: Composed, model: Any) -> Any:
     return model
 
 
-def test_a_run_on_kernels_is_the_emulated_run_up_to_its_rounding(tmp_path: Path, weighed: list[Any]) -> None:
-    plain_run, rows = steps(tmp_path, 2, LEARNS, fp8_kernels="emulated")
-    run, found = steps(tmp_path, 2, LEARNS)
+def test_a_run_on_kernels_is_the_emulated_run_up_to_its_rounding(learned: Path, weighed: list[Any]) -> None:
+    plain_run, rows = steps(learned, 2, LEARNS, fp8_kernels="emulated")
+    run, found = steps(learned, 2, LEARNS)
     assert plain_run.trainer.products() != run.trainer.products()
     assert run.trainer.products() == {"bf16, emulated": 1, "e4m3_block x e4m3_1x128, reference": 14}
     for row, wanted in zip(found, rows, strict=True):
@@ -107,14 +113,14 @@ def test_weights_are_quantized_once_for_all_micro_batches(
 
 
 def test_a_compiled_run_is_the_eager_one_bit_for_bit_and_holds_its_weights(
-    tmp_path: Path, weighed: list[Any], monkeypatch: pytest.MonkeyPatch
+    learned: Path, weighed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As far as it is traced; two micro-batches that are scored first."""
-    eager, wanted = steps(tmp_path, 2, LEARNS, micro_batch_tokens=200)
+    eager, wanted = steps(learned, 2, LEARNS, micro_batch_tokens=200)
     assert len(weighed) == 2 * 2 * 14
     trace(monkeypatch, backend="eager")
     weighed.clear()
-    found, rows = steps(tmp_path, 2, LEARNS, micro_batch_tokens=200, compile=True)
+    found, rows = steps(learned, 2, LEARNS, micro_batch_tokens=200, compile=True)
     assert len(weighed) == 2 * 2 * 14 and found.trainer.products() == eager.trainer.products()
     assert [row["train/loss"] for row in rows] == [row["train/loss"] for row in wanted]
     assert [row["train/grad_norm"] for row in rows] == [row["train/grad_norm"] for row in wanted]
@@ -124,7 +130,7 @@ def test_a_compiled_run_is_the_eager_one_bit_for_bit_and_holds_its_weights(
 
 
 def test_square_tiles_are_another_recipe_for_the_gradients_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    learned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
 
@@ -133,7 +139,7 @@ def test_square_tiles_are_another_recipe_for_the_gradients_alone(
         return fp8_gemm.reference(is_square=wanted == "square")
 
     monkeypatch.setattr(products, "kernels_of", stand_in)
-    (_, (wanted,)), (run, (row,)) = steps(tmp_path, 1, LEARNS), steps(tmp_path, 1, LEARNS, fp8_kernels="square")
+    (_, (wanted,)), (run, (row,)) = steps(learned, 1, LEARNS), steps(learned, 1, LEARNS, fp8_kernels="square")
     assert asked == ["best", "square"] and row["mismatch/kl_k3"] == wanted["mismatch/kl_k3"]
     assert row["train/loss"] == wanted["train/loss"] and row["train/grad_norm"] != wanted["train/grad_norm"] > 0.1
     assert row["train/grad_norm"] == pytest.approx(wanted["train/grad_norm"], rel=0.02)
