@@ -48,6 +48,8 @@ def run_one(
     config, launch, notes = resolved(overrides, results, is_dry=is_dry)
     from harness.config.load import run_id, run_name, to_json
     from harness.engines.vllm.warm import notes as compiling
+    from harness.foundation.number_cell import number_cell
+    from harness.foundation.project_files import RESULTS
     from harness.records.paths import RUNS
     from harness.records.policies import has_policy
     from harness.run.checks import check_place
@@ -86,6 +88,10 @@ def run_one(
         print(f"\ninterrupted; the same command {'without --again ' if is_again else ''}goes on from here")
         return 130
     print(f"result: {results}/runs/{RUNS}/{run_id(config)}.json")
+    if records[0].status == "ok":
+        k3, place = records[0].summary.get("k3_median"), "" if results == RESULTS else f" --results {results}"
+        print(f"mismatch: k3 {number_cell(k3, '.1e')} nats a token, median of the steps")
+        print(f"figures: lowbit report {RUNS}{place}; formats in force: lowbit passport {run_id(config)}{place}")
     return 0 if records[0].status == "ok" else 1
 
 

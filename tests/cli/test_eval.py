@@ -159,6 +159,9 @@ def test_a_run_that_kept_no_policy_gets_one_by_running_again(
     assert main([*words, "launch.save=hf"]) == 0
     (record,) = (tmp_path / "runs" / "runs").glob("*.json")
     out = capsys.readouterr().out
+    k3 = json.loads(record.read_text())["summary"]["k3_median"]
+    assert f"\nmismatch: k3 {k3:.1e} nats a token, median of the steps\n" in out
+    assert f"lowbit report runs {' '.join(results)}; formats in force: lowbit passport {record.stem} " in out
     assert f"finished before (--again runs it once more): ok  {record.stem}  " in out
     assert out.endswith("note: it kept no policy of launch.save=hf; --again trains it anew and keeps one\n")
     assert main(["export", record.stem, str(tmp_path / "mine"), *results]) == 2
