@@ -28,7 +28,7 @@ SMALL = (
 MIXTURE = (
     "model=moe_xs", "task=sort", "task.n=3", "algo.num_prompts=16", "algo.group_size=8", "base.target_accuracy=0.3",
 )  # fmt: skip
-"""What makes a small run one of a mixture of experts."""
+"""Overrides that make a small run one of a mixture of experts."""
 
 
 def small_config(*overrides: str) -> RunConfig:

@@ -1,4 +1,4 @@
-"""What several files on mixtures of experts share."""
+"""Fixtures that several files on mixtures of experts share."""
 
 from __future__ import annotations
 

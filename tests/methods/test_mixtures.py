@@ -35,7 +35,7 @@ OTHER_HOOKS = {name for name in vars(Part) if callable(getattr(Part, name)) and 
 
 
 def beyond_the_loss(name: str) -> tuple[object, ...]:
-    """What a method does to the model, its weights and its inputs. Whatever a loss does, a mixture is a model to it."""
+    """Parts of a method that act on the model, its weights or its inputs; a loss sees no mixture."""
     at = Step(index=0, total=10, seed=0)
     parts = METHODS[name].parts
     acting = [type(p) for p in parts if p.needs(at) or any(has_hook(p, hook) for hook in OTHER_HOOKS)]
