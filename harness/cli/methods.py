@@ -71,7 +71,7 @@ def methods(names: Sequence[str], *, is_json: bool) -> int:
         )
         print(f"{m.name}: {m.summary}{fixed}")
         for title, words in (("status", status_of(m)), ("paper", m.paper), ("claim", m.claim),
-                             ("domain", "; ".join(domain_lines(m))),
+                             *(("domain", line) for line in domain_lines(m) or [""]),
                              ("formats", " ".join(m.precisions)), ("engines", " ".join(engines_of(m)))):  # fmt: skip
             print(f"    {title:<14} {words or '-'}")
         print(f"    {'bits':<14} {bits_line(m)}")
