@@ -141,6 +141,8 @@ def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | 
         track(results, sweep.name, trackers)
     if only != "figures":
         print(tables.render_terminal(board.table, sweep.purpose.baselines[-1]))
+        if against := tables.render_against(board, sweep.purpose):
+            print(f"\n{against}")
     print("written: " + ", ".join(str(path) for path in written))
     return 0
 

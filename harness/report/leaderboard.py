@@ -143,7 +143,7 @@ def contrasts(
             pairs.append((arm, reference))
     alone = {name: _on_bases(pairs, scores, name, alpha) for name in endpoints}
     return pd.DataFrame([
-        {"arm": name, "context": label(one.arm.context), "seeds": len(scores[name].auc)}
+        {"arm": name, "method": one.arm.method, "context": label(one.arm.context), "seeds": len(scores[name].auc)}
         | _against_columns(one, scores, alone)
         for name, one in _judge(pairs, scores, endpoints, alpha).items()
     ])  # fmt: skip

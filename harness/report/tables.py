@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -12,6 +12,7 @@ import pandas as pd
 
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.number_cell import number_cell, with_interval
+from harness.foundation.text_table import text_table
 from harness.records import stats
 from harness.records.arms import arm_labels, group_arms, label
 from harness.records.run_result import RunResult, base_names, write_atomic
@@ -127,14 +128,11 @@ def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
     if len(over):
         blocks += ["## Probability of improvement over the control, all settings", _grid(_OVER_COLUMNS, over)]
     meant = meant or Purpose()
-    others = [name for name in reversed(meant.baselines) if name != board.control]
-    for place, baseline in enumerate(others):
-        against = contrasts(results, baseline, board.endpoints, board.alpha, without=others[:place])
-        if len(against):
-            what = "no correction" if baseline == meant.baselines[-1] else f"`{baseline}`"
-            blocks += [f"## What changes against {what}, at the same precision"]
-            blocks += [f"`{name}`: {method.summary}." for name, method in METHODS.items() if name == baseline]
-            blocks.append(_grid(_CONTRAST_COLUMNS, against))
+    for baseline, against in _against(board, meant):
+        what = "no correction" if baseline == meant.baselines[-1] else f"`{baseline}`"
+        blocks += [f"## What changes against {what}, at the same precision"]
+        blocks += [f"`{name}`: {method.summary}." for name, method in METHODS.items() if name == baseline]
+        blocks.append(_grid(_CONTRAST_COLUMNS, against))
     if scores := task_scores.task_scores(results):
         blocks += ["## Evaluations on tasks", markdown_table(task_scores.HEAD, map(task_scores.cells, scores)), TASKS]
     if fallen := collapse_times.table(board.arms, board.control):
@@ -150,6 +148,28 @@ def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
     below = [BELOW] * any(num_below(row, prefix) for row in table.to_dict("records") for prefix in ("", "deployed_"))
     reading = "\n".join(f"- {line}" for line in [*READING, *below, *_marks(table, "`{}`")])
     return "\n\n".join([*blocks, "## How to read it", reading]) + "\n"
+
+
+def _against(board: Board, meant: Purpose) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Baselines of a sweep with the comparisons that each has, no correction first."""
+    others = [name for name in reversed(meant.baselines) if name != board.control]
+    for place, baseline in enumerate(others):
+        found = contrasts(board.results, baseline, board.endpoints, board.alpha, without=others[:place])
+        if len(found):
+            yield baseline, found
+
+
+def render_against(board: Board, meant: Purpose) -> str:
+    """Text of what methods change against the corrections among the baselines; empty where there is none. The page has
+    the baselines' own variants and the comparisons with no correction, too."""
+    texts: list[str] = []
+    for baseline, found in _against(board, meant):
+        rows = [row for row in found.to_dict("records") if row["method"] not in meant.baselines]
+        if rows and baseline != meant.baselines[-1]:
+            cells = [[show(row) for _, show in _AGAINST_COLUMNS] for row in rows]
+            table = text_table([head for head, _ in _AGAINST_COLUMNS], cells)
+            texts.append(f"Against {baseline} at the same format:\n\n{table}")
+    return "\n\n".join(texts)
 
 
 def setup_lines(results: Sequence[RunResult]) -> list[str]:
@@ -380,6 +400,14 @@ _CONTRAST_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("collapsed", lambda row: row["collapse"]),
     ("difference as deployed", difference_cell("deployed_")),
     ("verdict as deployed", _verdict("deployed_")),
+)
+_AGAINST_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("arm", lambda row: row["arm"]),
+    ("pairs", lambda row: str(row["pairs"])),
+    ("BF16 policy", difference_cell()),
+    ("verdict", short_verdict()),
+    ("as deployed", difference_cell("deployed_")),
+    ("verdict as deployed", short_verdict("deployed_")),
 )
 _OVER_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("arm", lambda row: row["arm"]),
