@@ -58,7 +58,7 @@ def run(a: argparse.Namespace) -> int:
     from harness.records.paths import figures_folder, tables_folder
     from harness.studies.fp8_cache.record import measure, read_all
     from harness.studies.fp8_cache.record import write as keep
-    from harness.studies.fp8_cache.report import LEGEND, sentences, text, write
+    from harness.studies.fp8_cache.report import sentences, text, write
 
     _check(a)
     measured = None
@@ -71,7 +71,7 @@ def run(a: argparse.Namespace) -> int:
         print(f"record: {keep(a.results, measured)}")
     records = read_all(a.results)
     shown = records if measured is None else [measured]
-    print(f"{text(shown)}\n\n{LEGEND}\n")
+    print(text(shown))
     print("\n".join(f"- {line}" for line in sentences(shown)))
     if a.is_written:
         written = write(records, tables_folder(a.results), figures_folder(a.results))

@@ -118,10 +118,10 @@ def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | 
     found = read_results(runs)
     if not found:
         raise ValueError(f"sweep {sweep.name!r} has no results in {results}")
-    board = board_of(found, sweep.control, sweep.endpoints, level_of(results, sweep.name))
+    board = board_of(found, sweep.control, sweep.endpoints, level_of(results, sweep.name), sweep.baselines)
     written: list[Path] = []
     if only != "figures":
-        written += tables.write_tables(board, tables_folder(results), sweep.name, sweep.purpose)
+        written += tables.write_tables(board, tables_folder(results), sweep.name, sweep.expectations)
     if only != "tables":
         from harness.published.figures.grid import draw_grid
         from harness.report.figures import draw_all
@@ -140,8 +140,8 @@ def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | 
 
         track(results, sweep.name, trackers)
     if only != "figures":
-        print(tables.render_terminal(board.table, sweep.purpose.baselines[-1]))
-        if against := tables.render_against(board, sweep.purpose):
+        print(tables.render_terminal(board.table, board.baselines[-1]))
+        if against := tables.render_against(board):
             print(f"\n{against}")
     print("written: " + ", ".join(str(path) for path in written))
     return 0

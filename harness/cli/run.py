@@ -98,11 +98,11 @@ def run_one(
 def _told(values: dict[str, Any]) -> dict[str, Any]:
     """A configuration as JSON without what says nothing where the model is a folder: shape and base of models made
     here, at defaults that are not the folder's."""
-    from harness.config.schema import MIXTURE, SHAPE
+    from harness.config.schema import FOLDER_SHAPE
 
     if values["model"]["path"] is None:
         return values
-    left_out = (*SHAPE, *MIXTURE, "family", "rope_theta", "sft_lr")
+    left_out = (*FOLDER_SHAPE, "sft_lr")
     model = {name: value for name, value in values["model"].items() if name not in left_out}
     return {name: value for name, value in values.items() if name != "base"} | {"model": model}
 

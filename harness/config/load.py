@@ -22,7 +22,7 @@ from typing import Any, Literal, Union
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from harness.config.schema import DERIVED, MIXTURE, SHAPE, TUNABLE, Launch, RunConfig
+from harness.config.schema import DERIVED, FOLDER_SHAPE, TUNABLE, Launch, RunConfig
 from harness.config.validation import element, in_words, nearest_key
 from harness.config.validation import leaves as leaves
 from harness.config.validation import parse as parse
@@ -224,7 +224,7 @@ def _adapt_to_folder(values: dict[str, Any], given: Mapping[str, str]) -> None:
         raise ValueError(f"model.path={values['model']['path']}: a folder needs model=hf beside it; add it")
     if key := next((key for key in given if key in ("base", "model.sft_lr") or key.startswith("base.")), None):
         raise ValueError(f"{key}={given[key]}: no base is trained here, the model is the folder; leave it out")
-    shape = {f"model.{name}" for name in (*SHAPE, *MIXTURE, "family", "rope_theta")}
+    shape = {f"model.{name}" for name in FOLDER_SHAPE}
     if key := next((key for key in given if key in shape), None):
         raise ValueError(f"{key}={given[key]}: the folder's config.json says the shape; leave it out")
     if given.get("precision") == "int4" and "precision.weights" not in given:

@@ -41,6 +41,8 @@ class PrecisionConfig:
 SHAPE = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
 MIXTURE = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
 """Fields of a shape that a dense model does not have."""
+FOLDER_SHAPE = (*SHAPE, *MIXTURE, "family", "rope_theta")
+"""Fields of a model that the config.json of its folder says, where it has one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,18 @@ class Board:
     """The `leaderboard`."""
     on_bases: Sequence[tuple[Arm, OnBases]]
     """(arm, base -> its difference from the control there) at the first endpoint, where something is known."""
+    baselines: Sequence[str]
+    """Methods that arms are compared with beside the control, no correction last."""
+
+    @cached_property
+    def against(self) -> dict[str, pd.DataFrame]:
+        """Baseline -> `contrasts` with it, no correction first; without those that no arm is compared with."""
+        others = [name for name in reversed(self.baselines) if name != self.control]
+        found = {
+            name: contrasts(self.results, name, self.endpoints, self.alpha, without=others[:place])
+            for place, name in enumerate(others)
+        }
+        return {name: rows for name, rows in found.items() if len(rows)}
 
 
 def leaderboard(
@@ -102,6 +115,7 @@ def board_of(
     control: str = "bf16",
     endpoints: Sequence[str] = ENDPOINTS,
     alpha: float = stats.ALPHA,
+    baselines: Sequence[str] = BASELINES,
 ) -> Board:
     """The `leaderboard` of a sweep with what it was judged from."""
     arms, scores = score_arms(results)
@@ -118,6 +132,7 @@ def board_of(
     return Board(
         results=results, arms=arms, scores=scores, control=control, endpoints=endpoints, alpha=alpha,
         table=pd.DataFrame(rows), on_bases=[(arm, told[arm.label]) for arm in arms if told.get(arm.label)],
+        baselines=baselines,
     )  # fmt: skip
 
 

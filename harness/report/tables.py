@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -17,9 +17,9 @@ from harness.records import stats
 from harness.records.arms import arm_labels, group_arms, label
 from harness.records.run_result import RunResult, base_names, write_atomic
 from harness.records.statuses import STATUSES
-from harness.records.sweep_file import BASELINES, ENDPOINTS, Purpose
+from harness.records.sweep_file import BASELINES, ENDPOINTS, Expectation
 from harness.report import collapse_times, failures, task_scores
-from harness.report.leaderboard import Board, contrasts
+from harness.report.leaderboard import Board
 from harness.report.plots.profiles import improvements
 from harness.report.scores import components
 from harness.report.sentences import findings, num_below, three_sentences
@@ -76,13 +76,13 @@ MARKS = {
 }
 
 
-def write_tables(board: Board, folder: Path, sweep: str, meant: Purpose | None = None) -> list[Path]:
+def write_tables(board: Board, folder: Path, sweep: str, expectations: Sequence[Expectation] = ()) -> list[Path]:
     """Write `<sweep>.md`, `<sweep>.csv` (one row per arm) and `<sweep>_runs.csv` (one row per run) into `folder`.
 
     Raises ValueError where a file cannot be written.
     """
     texts = {
-        f"{sweep}.md": markdown(board, sweep, meant),
+        f"{sweep}.md": markdown(board, sweep, expectations),
         f"{sweep}.csv": board.table.to_csv(index=False, float_format="%.6g"),
         f"{sweep}_runs.csv": runs_table(board.results).to_csv(index=False, float_format="%.6g"),
     }
@@ -112,11 +112,9 @@ def runs_table(results: Sequence[RunResult]) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["arm", "base_seed", "seed"], ignore_index=True)
 
 
-def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
-    """The report of a sweep: what was run, the table per context, contrasts, mistakes, findings, how to read it.
-
-    `meant` has the baselines and expectations that the words are about.
-    """
+def markdown(board: Board, sweep: str, expectations: Sequence[Expectation] = ()) -> str:
+    """The report of a sweep: what was run, the table per context, contrasts, mistakes, findings and whether they are as
+    expected, how to read it."""
     results, table = board.results, board.table
     setup = [*setup_lines(results), *([LOOKS.format(board.alpha)] if board.alpha < stats.ALPHA else [])]
     blocks = [f"# {sweep}", "\n".join(f"- {line}" for line in setup), _control_line(table)]
@@ -127,9 +125,8 @@ def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
     over = improvements(board.arms, board.control)
     if len(over):
         blocks += ["## Probability of improvement over the control, all settings", _grid(_OVER_COLUMNS, over)]
-    meant = meant or Purpose()
-    for baseline, against in _against(board, meant):
-        what = "no correction" if baseline == meant.baselines[-1] else f"`{baseline}`"
+    for baseline, against in board.against.items():
+        what = "no correction" if baseline == board.baselines[-1] else f"`{baseline}`"
         blocks += [f"## What changes against {what}, at the same precision"]
         blocks += [f"`{name}`: {method.summary}." for name, method in METHODS.items() if name == baseline]
         blocks.append(_grid(_CONTRAST_COLUMNS, against))
@@ -139,7 +136,7 @@ def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
         blocks += ["## When runs collapse", fallen, collapse_times.READING]
     blocks += failures.blocks(board.arms, board.control)
     blocks += ["## What varies", _components_grid(board), COMPONENTS]
-    said = [*three_sentences(table, meant.baselines[-1]), *findings(table, meant.expectations)]
+    said = [*three_sentences(table, board.baselines[-1]), *findings(table, expectations)]
     blocks += ["## In words", "\n".join(f"- {line}" for line in said)] if said else []
     if bad := [run for run in results if run.status != "ok"]:
         labels = arm_labels(results)
@@ -150,22 +147,13 @@ def markdown(board: Board, sweep: str, meant: Purpose | None = None) -> str:
     return "\n\n".join([*blocks, "## How to read it", reading]) + "\n"
 
 
-def _against(board: Board, meant: Purpose) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Baselines of a sweep with the comparisons that each has, no correction first."""
-    others = [name for name in reversed(meant.baselines) if name != board.control]
-    for place, baseline in enumerate(others):
-        found = contrasts(board.results, baseline, board.endpoints, board.alpha, without=others[:place])
-        if len(found):
-            yield baseline, found
-
-
-def render_against(board: Board, meant: Purpose) -> str:
+def render_against(board: Board) -> str:
     """Text of what methods change against the corrections among the baselines; empty where there is none. The page has
     the baselines' own variants and the comparisons with no correction, too."""
     texts: list[str] = []
-    for baseline, found in _against(board, meant):
-        rows = [row for row in found.to_dict("records") if row["method"] not in meant.baselines]
-        if rows and baseline != meant.baselines[-1]:
+    for baseline, found in board.against.items():
+        rows = [row for row in found.to_dict("records") if row["method"] not in board.baselines]
+        if rows and baseline != board.baselines[-1]:
             cells = [[show(row) for _, show in _AGAINST_COLUMNS] for row in rows]
             table = text_table([head for head, _ in _AGAINST_COLUMNS], cells)
             texts.append(f"Against {baseline} at the same format:\n\n{table}")

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,20 @@ def tiny(tmp_path: Path) -> list[str]:
     return ["sweep", str(tmp_path / "tiny.yaml"), "--no-tracking", "--results", str(tmp_path / "results")]
 
 
+def launch_by(run: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps of this process go through a stand-in of the launcher, count as of a clean tree, and present nothing."""
+    monkeypatch.setattr("harness.sweep.launchers.local.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
+    monkeypatch.setattr("harness.cli.report.present", lambda sweep, results, is_tracked: 0)
+    monkeypatch.setattr("harness.sweep.queue.commit", lambda: ("0" * 40, False))
+
+
+def packed(results: Path) -> Path:
+    """The sweep `tiny`, packed as if each of its cells had taken a step."""
+    for record in read_results(results / "runs" / "tiny"):
+        write_result(results / "runs" / "tiny", record.model_copy(update={"num_steps": 1}), [{"train/loss": 0.0}])
+    return pack(results, "tiny")
+
+
 def test_a_dry_run_tells_cells_what_is_left_out_and_the_cost(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,9 +156,7 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
 ) -> None:
     seen = Seen()
     run = launcher(seen, ending=lambda job: ("failed", "ValueError: x") if job.config.task.n == 10 else ("ok", None))
-    monkeypatch.setattr("harness.sweep.launchers.local.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
-    monkeypatch.setattr("harness.cli.report.present", lambda sweep, results, is_tracked: 0)
-    monkeypatch.setattr("harness.sweep.queue.commit", lambda: ("0" * 40, False))  # records of a clean tree count
+    launch_by(run, monkeypatch)
     assert cli.main(tiny) == 1
     out, err = capsys.readouterr()
     assert "8 of 8 cells to run" in out and "[8/8]" in out
@@ -182,10 +195,7 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
 def test_cells_that_another_sweep_has_finished_are_taken_over_on_a_machine_that_could_not_run_them(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = launcher(Seen())
-    monkeypatch.setattr("harness.sweep.launchers.local.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
-    monkeypatch.setattr("harness.cli.report.present", lambda sweep, results, is_tracked: 0)
-    monkeypatch.setattr("harness.sweep.queue.commit", lambda: ("0" * 40, False))
+    launch_by(launcher(Seen()), monkeypatch)
     assert cli.main(tiny) == 0
 
     def refuse(config: object, launch: object) -> None:
@@ -204,14 +214,10 @@ def test_cells_that_another_sweep_has_finished_are_taken_over_on_a_machine_that_
 def test_cells_of_a_packed_sweep_are_taken_over(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, results = launcher(Seen()), tmp_path / "results"
-    monkeypatch.setattr("harness.sweep.launchers.local.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
-    monkeypatch.setattr("harness.cli.report.present", lambda sweep, results, is_tracked: 0)
-    monkeypatch.setattr("harness.sweep.queue.commit", lambda: ("0" * 40, False))
+    results = tmp_path / "results"
+    launch_by(launcher(Seen()), monkeypatch)
     assert cli.main(tiny) == 0
-    for record in read_results(results / "runs" / "tiny"):  # as if it had taken a step
-        write_result(results / "runs" / "tiny", record.model_copy(update={"num_steps": 1}), [{"train/loss": 0.0}])
-    pack(results, "tiny")
+    packed(results)
     shutil.rmtree(results / "runs" / "tiny")
     other = tmp_path / "other.yaml"
     other.write_text(SWEEP)
@@ -227,13 +233,10 @@ def test_cells_of_a_packed_sweep_are_taken_over(
 def test_a_dry_run_reads_a_packed_sweep_where_it_lies(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, results = launcher(Seen()), tmp_path / "results"
-    monkeypatch.setattr("harness.sweep.launchers.local.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
-    monkeypatch.setattr("harness.cli.report.present", lambda sweep, results, is_tracked: 0)
+    results = tmp_path / "results"
+    launch_by(launcher(Seen()), monkeypatch)
     assert cli.main([*tiny, "--where", "seed=0"]) == 0
-    for record in read_results(results / "runs" / "tiny"):  # as if it had taken a step
-        write_result(results / "runs" / "tiny", record.model_copy(update={"num_steps": 1}), [{"train/loss": 0.0}])
-    shutil.copytree(pack(results, "tiny").parent, tmp_path / "packed" / "packed")
+    shutil.copytree(packed(results).parent, tmp_path / "packed" / "packed")
     capsys.readouterr()
     words = [*tiny[:-1], str(tmp_path / "packed"), "--dry-run"]
     assert cli.main(words) == 0

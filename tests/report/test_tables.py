@@ -9,7 +9,7 @@ import pytest
 
 from harness.records.arms import arm_labels
 from harness.records.run_result import RunResult, TaskEvalRecord
-from harness.records.sweep_file import Expectation, Purpose
+from harness.records.sweep_file import Expectation
 from harness.report import task_scores
 from harness.report.leaderboard import board_of, contrasts, leaderboard
 from harness.report.sentences import findings, num_below, three_sentences
@@ -77,13 +77,13 @@ def test_arms_are_compared_with_no_correction_and_with_tis() -> None:
 
 def test_the_terminal_compares_a_method_with_tis_where_it_is_no_baseline_itself() -> None:
     others = [factory.result("icepop", "int4", seed=seed)[0] for seed in range(3)]
-    results, meant = [*sweep(), *others], Purpose()
-    assert render_against(board_of(sweep()), meant) == ""
-    title, _, head, _, *rows = render_against(board_of(results), meant).splitlines()
-    (found,) = contrasts(results, "flashrl", without=["naive"]).query("method == 'icepop'").to_dict("records")
+    board = board_of([*sweep(), *others])
+    assert render_against(board_of(sweep())) == ""
+    title, _, head, _, *rows = render_against(board).splitlines()
+    (found,) = contrasts(board.results, "flashrl", without=["naive"]).query("method == 'icepop'").to_dict("records")
     assert title == "Against flashrl at the same format:" and head.split()[:2] == ["arm", "pairs"]
     assert len(rows) == 1 and f"{found['difference']:+.3f} [{found['difference_low']:+.2f}, " in rows[0]
-    page = markdown(board_of(results), "quick", meant).partition("against `flashrl`")[2]
+    page = markdown(board, "quick").partition("against `flashrl`")[2]
     assert next(line for line in page.splitlines() if line.startswith("| icepop int4 ")).split(" | ")[3] in rows[0]
 
 

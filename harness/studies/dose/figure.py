@@ -44,7 +44,7 @@ def _figure(s: Study) -> Figure:
 
 
 def _losses(ax: Any, s: Study, correction: str) -> None:
-    colour, own = COLOURS[correction], alive(s, correction)
+    colour, own = COLOURS[correction], alive(s.points, correction)
     doses, losses = np.array([p.dose for p in own]), np.array([p.loss for p in own])
     engines = np.array([p.engine for p in own])
     for engine, (mark, words) in MARKS.items():

@@ -85,7 +85,7 @@ def predict(
     rows: list[dict[str, Any]] = []
     has_spreads = len({cell.model.spread for cell in cells}) > 1
     for correction in TESTED:
-        if not alive(s, correction):
+        if not alive(s.points, correction):
             continue
         arms: dict[tuple[int, str], list[RunConfig]] = {}
         for cell in cells:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +56,7 @@ def study(points: Sequence[Point]) -> Study:
     shown = [name for name, num in counts.most_common() if num >= MIN_RUNS]
     shown.sort(key=lambda name: (name != NONE, -counts[name]))
     own = sorted((p for p in own if p.correction in shown), key=lambda p: shown.index(p.correction))
-    tested = {name: [p for p in own if p.correction == name and not p.has_collapsed] for name in TESTED}
+    tested = {name: alive(own, name) for name in TESTED}
     tested = {name: inside for name, inside in tested.items() if len({p.held_out for p in inside}) > 1}
     groups: dict[tuple[str, str], list[Point]] = {}
     for p in every:
@@ -88,14 +88,14 @@ def finding(s: Study) -> str:
     return f"{NAMED:g} of accuracy is lost {', '.join(words)} of k3 x length (sorting digits)"
 
 
-def alive(s: Study, correction: str) -> list[Point]:
-    """Runs of TASK with a correction that did not collapse."""
-    return [p for p in s.points if p.correction == correction and not p.has_collapsed]
+def alive(points: Iterable[Point], correction: str) -> list[Point]:
+    """The runs with a correction that did not collapse."""
+    return [p for p in points if p.correction == correction and not p.has_collapsed]
 
 
 def prediction(s: Study, correction: str, dose: float) -> float:
     """Loss that the curve of a correction over TASK gives for a dose; NaN where no run makes one."""
-    own = alive(s, correction)
+    own = alive(s.points, correction)
     if not own:
         return math.nan
     curve = fitted(np.array([p.dose for p in own]), np.array([p.loss for p in own]))

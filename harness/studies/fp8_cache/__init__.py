@@ -9,7 +9,7 @@
     answers.py      answers of the exact policy, log-probs of given answers, and their divergence
     magnitudes.py   largest keys, values and queries over prompts and over answers, and how sharp attention is
     scales.py       rules that give scales
-    study.py         the rules of one folder measured
+    study.py        the rules of one folder measured
     record.py       results/fp8_cache/<name>.json
     report.py       the page
     figure.py       the figure

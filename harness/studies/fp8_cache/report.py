@@ -102,8 +102,8 @@ def _accuracies(records: Sequence[Record]) -> list[tuple[str, ...]]:
 
 
 def text(records: Sequence[Record]) -> str:
-    """The table of rules, for a terminal."""
-    return text_table(RULES, _rules(records))
+    """The table of rules with the legend, for a terminal."""
+    return f"{text_table(RULES, _rules(records))}\n\n{LEGEND}\n"
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
