@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from harness.records.arms import Arm, label
 from harness.records.stats import DELTA
 from harness.report.plots.colours import REFERENCE
-from harness.report.plots.style import PRECISION_LOOKS, Fill, Look, legend, looks_of_names, style_name
+from harness.report.plots.style import PRECISION_LOOKS, Fill, Look, Looks, legend, looks_of_names, style_name
 from harness.report.plots.titles import score_words
 from harness.report.scores import score_arm
 
@@ -65,7 +65,7 @@ def along(arms: Sequence[Arm], control: str) -> Figure | None:
     if not panels:
         return None
     names = list(dict.fromkeys(key for _, _, found in panels for key in found))
-    looks = _looks(names, control)
+    looks = _looks(names, looks_of_names([*map(style_name, arms), *(name for _, name in names)], control))
     figure = Figure(figsize=(min(7.6, 3.8 * len(panels) + 0.6), 3.4 + 0.13 * len(names) / 3), layout="constrained")
     axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for ax, (dial, context, found) in zip(axes[0], panels, strict=True):
@@ -171,9 +171,8 @@ def _span(values: Sequence[float], sign: str = "+") -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _looks(names: Sequence[tuple[str, str]], control: str) -> dict[tuple[str, str], Look]:
-    """Colour and marker by method, dash and the marker's filling by precision, so that no two lines are alike."""
-    methods = looks_of_names((name for _, name in names), control)
+def _looks(names: Sequence[tuple[str, str]], methods: Looks) -> dict[tuple[str, str], Look]:
+    """Colour and marker by method, as in the sweep's other figures; dash and filling by format. No two are alike."""
     fills = dict(zip(dict.fromkeys(precision for precision, _ in names), cycle(FILLS), strict=False))
     return {
         (precision, name): replace(

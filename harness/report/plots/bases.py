@@ -21,6 +21,8 @@ from harness.report.scores import score_arm
 
 MIN_BASES = 4
 """Bases of a context below which a table says it as well."""
+MAX_CLEAR = 3
+"""Methods of which no run collapsed that the title names."""
 SPREAD = 0.6
 """Width of a column over which the methods stand, of the distance between two."""
 
@@ -66,12 +68,17 @@ def bases(arms: Sequence[Arm], looks: Looks) -> Figure | None:
         Line2D([], [], color=REFERENCE, marker="o", fillstyle="none", linestyle="", label="hollow: collapsed"),
         Line2D([], [], color=REFERENCE, linewidth=0.8, label="start"),
     ]
-    above_panels(figure, handles, 5, title(found))
+    above_panels(figure, handles, 6, title(found))
     return figure
 
 
 def title(found: Mapping[str, Runs]) -> str:
-    """Share of the runs of each method that collapsed, the largest first."""
+    """Share of the runs of each method that collapsed, the largest first; many without one are told together."""
     counts = {name: sum(run.has_collapsed for _, run in runs) for name, runs in found.items()}
     ranked = sorted(counts, key=lambda name: -counts[name] / len(found[name]))
-    return "Runs that collapse: " + ", ".join(f"{counts[name]} of {len(found[name])} {name}" for name in ranked)
+    clear = [name for name in ranked if not counts[name]]
+    if len(clear) <= MAX_CLEAR:
+        clear = []
+    told = [f"{counts[name]} of {len(found[name])} {name}" for name in ranked if name not in clear]
+    others = f"; 0 of {sum(len(found[name]) for name in clear)} with {len(clear)} others" if clear else ""
+    return "Runs that collapse: " + ", ".join(told) + others

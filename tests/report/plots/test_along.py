@@ -6,6 +6,7 @@ import pytest
 
 from harness.records.arms import group_arms
 from harness.report.plots.along import _looks, along, found_along, lines_along, lines_over_lengths
+from harness.report.plots.style import looks_of_names
 from tests import arm_factory as factory
 
 STALE = "algo.staleness"
@@ -120,7 +121,9 @@ def test_methods_of_a_panel_differ_in_colour_and_formats_in_filling() -> None:
     """As many methods as the largest committed figure has, three of which have looks of their own, at six formats."""
     methods = ("flashrl", "naive", "naive bypass_ppo", "icepop", "m2po", "mis", "opsm", "trm", "vespo", "bf16_tis")
     formats = ("bf16", "int8", "fp8_block", "fp8_block+kv8", "nvfp4", "int4")
-    looks = _looks([("bf16", "bf16"), *((p, m) for p in formats for m in methods)], "bf16")
+    looks = _looks(
+        [("bf16", "bf16"), *((p, m) for p in formats for m in methods)], looks_of_names(["bf16", *methods], "bf16")
+    )
     colours = {name: {look.colour for (_, of), look in looks.items() if of == name} for name in ("bf16", *methods)}
     assert all(len(found) == 1 for found in colours.values()) and len(set().union(*colours.values())) == 11
     fills = {name: {look.fill for (of, _), look in looks.items() if of == name} for name in formats}

@@ -28,6 +28,8 @@ def test_a_point_is_a_run_and_formats_of_a_method_stand_together() -> None:
     assert [run.has_collapsed for _, run in found["naive"]] == [True] * 4 + [False] * 4
     assert found["bf16"][0][1].value == pytest.approx(0.7, abs=0.05)
     assert title(found) == "Runs that collapse: 4 of 8 naive, 0 of 4 bf16, 0 of 4 flashrl"
+    more = found | {"icepop": found["bf16"], "trm": found["bf16"][:3]}
+    assert title(more) == "Runs that collapse: 4 of 8 naive; 0 of 15 with 4 others"
 
 
 def test_the_figure_holds_every_run_hollow_where_it_fell_and_is_left_out_where_none_did() -> None:
