@@ -4,7 +4,7 @@
     push      measured at 7B (`results/bench/vllm_sync_7b.json`); other sizes by parameters; a format that was not
               pushed costs what the slowest that was does
     training  forward and backward of one 7B layer (`fp8_layers_7b.json`); whole models by operations, AdamW by bytes at
-              the measured copy rate (`kernels_7b.json`, of commit 0a2afe29, whose bench `sync` is gone)
+              the rate of a device copy, measured beside the pushes
 
 Left out: what a step is made of, which `harness.studies.break_even.hardware` and `harness.studies.capacity` say.
 """
@@ -62,9 +62,7 @@ def operations(config: DecoderConfig, length: float) -> tuple[float, float]:
 def read_measured(results: Path, sweep: Sweep) -> Measured:
     """Committed measurements. Raises ValueError, one line, naming the file that is missing or is none."""
     bench = bench_folder(results)
-    layers, pushes, kernels = (
-        read_json(bench / name) for name in ("fp8_layers_7b.json", "vllm_sync_7b.json", "kernels_7b.json")
-    )
+    layers, pushes = (read_json(bench / name) for name in ("fp8_layers_7b.json", "vllm_sync_7b.json"))
     rows = {row["what"]: row for row in layers["layers"]}
     per_token = operations(shape_of(SIZE), layers["length"])
     layer_s = {
@@ -79,11 +77,11 @@ def read_measured(results: Path, sweep: Sweep) -> Measured:
         for part in pushes["parts"]
         if part.get("way") == "direct" and "push" in part
     }
-    copied = max(row["gb_per_s"] for row in kernels["rows"] if row["what"].startswith("device copy"))
+    copied = max(part["num_bytes"] / part["limit"]["median_ms"] for part in pushes["parts"] if "limit" in part)
     records = read_records(results, sweep)
     if f"{SIZE}-bf16" not in records:
         raise ValueError(f"{results}/throughput/{sweep.name}: no measured rates; lowbit throughput {sweep.name}")
-    return Measured(records=records, push_s=push_s, layer_s=layer_s, bytes_per_s=1e9 * copied)
+    return Measured(records=records, push_s=push_s, layer_s=layer_s, bytes_per_s=1e3 * copied)
 
 
 def read_json(path: Path) -> dict[str, Any]:
