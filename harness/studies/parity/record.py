@@ -28,7 +28,8 @@ FORMATS: dict[str, tuple[str, str | None, str | None]] = {
     "mxfp4": ("mxfp4", None, None),
     "nf4": ("nf4", None, None),
 }
-"""Name as in conf/precision -> formats of weights, of what enters the linears, of the cache. In the table's order."""
+"""Name as in conf/precision -> formats of weights, of what enters the linears, of the cache. In the table's order.
+The formats are conf's, too, but for mxfp4 and nvfp4_w4a4, which follow compressed-tensors."""
 
 
 def chosen(names: tuple[str, ...]) -> list[str]:
