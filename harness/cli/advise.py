@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.cli.options import add_results, add_write, always, if_written, positive
-from harness.foundation.project_files import RESULTS
+from harness.foundation.project_files import HOME, RESULTS
 
 if TYPE_CHECKING:
     from harness.studies.advise.accuracy import Table
@@ -55,17 +55,19 @@ def run(a: argparse.Namespace) -> int:
 
 
 def _evidence(results: Path) -> tuple[Evidence, dict[str, Table]]:
-    """The committed measurements. Raises ValueError, one line, for a folder that has none."""
+    """The measurements in a folder, or the committed ones where it lacks any, with a note. Raises ValueError, one line,
+    where those lack one."""
     from harness.studies.advise.accuracy import read_tables
     from harness.studies.advise.speed import read_evidence
 
+    committed = HOME / RESULTS
     try:
         return read_evidence(results), read_tables(results)
     except ValueError as error:
-        raise ValueError(
-            f"--results {results}: advise needs the committed results ({error}); without --results they are read as "
-            f"the package has them, where there is no folder {RESULTS}"
-        ) from None
+        if results.resolve() == committed.resolve():
+            raise
+        print(f"note: --results {results}: {error}; the committed ones in {committed} are read", file=sys.stderr)
+    return read_evidence(committed), read_tables(committed)
 
 
 def _cases(a: argparse.Namespace) -> int:

@@ -233,8 +233,6 @@ COMMANDS = (
         "task 'sort' is written in token ids of models that are trained here, and results/bases/words_s-wordmath4-b0-"
         "f607159189a8/tokenizer.json has other tokens; name the model's own task, or one in text, e.g. task=gsm8k",
     ),
-    ("advise --size 7b --length 1024", "results: advise needs the committed results ("),
-    ("advise --cases", "results: advise needs the committed results ("),
     ("advise --size 7b --length 1024 --gpu foo", "--gpu foo: an unknown GPU; valid: a100, h100, h200, b200"),
     ("advise --size 7b --length 1024 --k3 int8=1e-4,int8=1e-3", "--k3 int8=1e-4,int8=1e-3: int8 is given twice"),
     ("paper dapo --memory nan", "argument --memory: 'nan': GiB above 0 are expected"),
