@@ -11,13 +11,13 @@ Left out: what a step is made of, which `harness.studies.break_even.hardware` an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.engines.vllm.memory import num_parameters
+from harness.foundation.json_object import read_json_object
 from harness.models.decoder import DecoderConfig
 from harness.records.paths import bench_folder
 from harness.studies.throughput.plan import Sweep
@@ -87,10 +87,9 @@ def read_measured(results: Path, sweep: Sweep) -> Measured:
 def read_json(path: Path) -> dict[str, Any]:
     """A file of `results/bench`. Raises ValueError naming one that is missing or is no JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no JSON"
-        raise ValueError(f"{path}: cannot be read: {reason}; python -m harness.devtools.bench measures it") from error
+        return read_json_object(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; python -m harness.devtools.bench measures it") from error
 
 
 def push_s(found: Measured, size: str, precision: str) -> float:

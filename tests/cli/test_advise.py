@@ -134,7 +134,7 @@ def test_a_folder_without_evidence_has_the_committed_one(tmp_path: Path, capsys:
     assert lowbit_advise(tmp_path, *words) == 0
     found = capsys.readouterr()
     assert found.out == expected and found.err == (
-        f"note: --results {tmp_path}: {tmp_path / 'bench' / 'fp8_layers_7b.json'}: cannot be read: No such file or "
+        f"note: --results {tmp_path}: cannot read {tmp_path / 'bench' / 'fp8_layers_7b.json'}: No such file or "
         f"directory; python -m harness.devtools.bench measures it; the committed ones in {HOME / RESULTS} are read\n"
     )
 

@@ -77,7 +77,7 @@ def test_what_is_committed_makes_the_committed_page(tmp_path: Path) -> None:
     assert flow.ratio > plain.ratio > 1.0 and flow.own.seconds["generate"] == plain.own.seconds["generate"]
     page = (ROOT / "results" / "tables" / "break_even_h200.md").read_text(encoding="utf-8")
     assert f"| one FP8 flow | 7b | 512 | {flow.own.seconds['generate']:.1f} |" in page
-    with pytest.raises(ValueError, match=r"fp8_layers_7b.json: cannot be read: No such file or directory; python"):
+    with pytest.raises(ValueError, match=r"cannot read .*fp8_layers_7b.json: No such file or directory; python"):
         read_measured(tmp_path, plan)
     with pytest.raises(ValueError, match=r"batch=7 was not measured; valid: 1, 8, 32"):
         hardware.report(tmp_path, [7])
