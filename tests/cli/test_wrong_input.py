@@ -97,6 +97,8 @@ RUN = (
         "task=count",
         "task=count: no base can be trained for it, its class has no n, ceiling, answers, demonstrations; give",
     ),
+    ("model.name=../x", "model.name='../x': a plain name is expected: letters, digits, '_'"),
+    ("model.name=", "model.name='': a plain name is expected"),
     ("model=hf", "model: num_layers=null: without a shape a local Hugging Face folder is needed"),
     ("model=nowhere/folder", "no such choice; valid: hf, "),
     ("model=nowhere/folder", "; a folder: model=hf model.path=nowhere/folder"),
