@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -114,14 +115,15 @@ def check_machine(a: argparse.Namespace) -> None:
         check_gpu(a.gpu)
 
 
-def check_exact(overrides: Iterable[str]) -> None:
-    """Raises ValueError for a setting that does not count where the exact policy answers each question once."""
-    check_untrained(overrides)
+def check_exact(overrides: Iterable[str], counted: tuple[str, ...]) -> None:
+    """Raises ValueError for a setting of another group than those `counted` where the exact policy answers each
+    question once, on the CPU."""
     for word in overrides:
-        if word.lstrip("+~").startswith(("engine", "algo")):
+        if re.split(r"[.=]", word.lstrip("+"))[0] not in counted:
             raise ValueError(
-                f"{word}: has no effect here, where the exact policy answers each question once; --answers says how "
-                "many, and task.options.max_new_tokens how long answers in text may be"
+                f"{word}: has no effect here, where the exact policy answers each question once, on the CPU; valid: "
+                f"{', '.join(counted)}; --answers says how many, and task.options.max_new_tokens how long answers in "
+                "text may be"
             )
 
 

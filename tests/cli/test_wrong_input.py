@@ -223,7 +223,8 @@ COMMANDS = (
     ("probe results/probes/161ef8798e2d.json task.num_eval=8", "task.num_eval=8: nothing is measured for the file"),
     (
         "layers results/bases/s-sort8-b0-1fd435092bb5 engine.max_new_tokens=4",
-        "engine.max_new_tokens=4: has no effect here, where the exact policy answers each question once; --answers ",
+        "engine.max_new_tokens=4: has no effect here, where the exact policy answers each question once, on the CPU; "
+        "valid: task, precision, method, parts, knobs; --answers says how many, and task.options.max_new_tokens how ",
     ),
     (
         "layers results/bases/s-sort8-b0-1fd435092bb5 precision=bf16",
