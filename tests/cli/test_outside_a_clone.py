@@ -38,6 +38,7 @@ WRONG = {
     "dose --predict quik --doses-of dose": "sweep 'quik' not found; nearest: quick",
     "replay collect task=nope": "task=nope: no such choice; valid: ",
     "replay evaluate --stored nowhere": "nowhere: no stored rollouts; run `lowbit replay collect` first",
+    "parity --formats int9": "formats: 'int9' is unknown; nearest: int8",
     "throughput nope": "throughput 'nope' not found; valid: throughput_cpu, throughput_h200",
     "claims --write --check": "claims: --write does not go with --check",
     "results import nowhere": "results import: nowhere: no such file or folder",
