@@ -206,6 +206,7 @@ COMMANDS = (
     ("results verify quick", "quick is one word too many"),
     ("results pack", "which sweep?"),
     ("results unpack quik", "no packed sweep 'quik'"),
+    ("figures --list qurl_clip", "figures: --list does not go with names, such as qurl_clip"),
     ("figures figure1", "'figure1' is no paper figure and no sweep with results"),
     ("early-warning quick", "sweep 'quick' has no results"),
     ("break-even --batches 0", "argument --batches: '0': whole numbers above 0 are expected"),
