@@ -40,6 +40,7 @@ WRONG = {
     "replay evaluate --stored nowhere": "nowhere: no stored rollouts; run `lowbit replay collect` first",
     "parity --formats int9": "formats: 'int9' is unknown; nearest: int8",
     "throughput nope": "throughput 'nope' not found; valid: throughput_cpu, throughput_h200",
+    "advise --cases --write --size 7b": "--cases answers questions of its own: leave --size out",
     "claims --write --check": "claims: --write does not go with --check",
     "results import nowhere": "results import: nowhere: no such file or folder",
     "results unpack quik": "results unpack: no packed sweep 'quik'; ",
