@@ -47,8 +47,14 @@ def add_results(
     """The option that says where results are. `reads`: calls that need the folder and do not make it. `writes`: calls
     that write there, unless they are dry runs. `check`: raises ValueError for wrong input, before committed results are
     copied for a call that writes."""
-    parser.add_argument("--results", type=Path, default=RESULTS, help="results folder (default: results)")
+    parser.add_argument("--results", type=_folder, default=RESULTS, help="results folder (default: results)")
     parser.set_defaults(reads=reads, writes=writes, check_input=check)
+
+
+def _folder(text: str) -> Path:
+    if not text:  # a shell's variable that is not set; Path takes it for the current folder
+        raise argparse.ArgumentTypeError("'': a folder is expected")
+    return Path(text)
 
 
 def check_results(a: argparse.Namespace) -> None:

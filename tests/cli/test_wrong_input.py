@@ -209,6 +209,7 @@ COMMANDS = (
     ("figures --list qurl_clip", "figures: --list does not go with names, such as qurl_clip"),
     ("figures figure1", "'figure1' is no paper figure and no sweep with results"),
     ("early-warning quick", "sweep 'quick' has no results"),
+    ("runs --results=", "argument --results: '': a folder is expected"),
     ("break-even --batches 0", "argument --batches: '0': whole numbers above 0 are expected"),
     ("capacity --gpus 0", "argument --gpus: '0': whole numbers above 0 are expected"),
     ("capacity --nvlink nan", "argument --nvlink: 'nan': GB/s above 0 are expected"),
