@@ -43,7 +43,10 @@ def find_files(
         chosen = tuple(f for f in files if not named[f])
     if not chosen:
         known = ", ".join(sorted(set().union(*named.values())))
-        raise ValueError(f"data folder {root} has no split {split!r}: it has {known}")
+        raise ValueError(
+            f"data folder {root} has no split {split!r}: it has {known}; the options train_split and eval_split take "
+            "another name, or none"
+        )
     return chosen
 
 

@@ -167,7 +167,11 @@ def test_ids_and_sizes_come_from_the_folder(model, tmp_path):
             {"path": str(DATA / "amc23")},
             r"test-00000-of-00001.parquet has no column 'problem': it has answer",
         ),
-        ("gsm8k", {"path": str(DATA / "math500")}, "has no split 'train': it has test"),
+        (
+            "gsm8k",
+            {"path": str(DATA / "math500")},
+            "has no split 'train': it has test; the options train_split and eval_split take another name, or none",
+        ),
         (
             "gsm8k",
             {"path": str(DATA / "math500" / "test.jsonl")},
