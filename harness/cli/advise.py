@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.cli.options import add_results, add_write, always, if_written, positive
-from harness.foundation.project_files import RESULTS
+from harness.foundation.project_files import HOME, RESULTS
 
 if TYPE_CHECKING:
     from harness.studies.advise.accuracy import Table
@@ -37,35 +37,40 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="print ready configurations, e.g. of fp8_block:TIS or int8")  # fmt: skip
     parser.add_argument("--cases", action="store_true", help="answer seven fixed questions on one page instead")
     add_write(parser, "the page of --cases, and the grid of answers that the site reads")
-    add_results(parser, reads=always, writes=if_written)
+    add_results(parser, reads=always, writes=if_written, check=_check)
+
+
+def _check(a: argparse.Namespace) -> None:
+    """Raises ValueError for options that do not go together."""
+    own = ("size", "length", "k3", "probe", *USUAL, "explain", "config")
+    if a.cases and (given := next((name for name in own if getattr(a, name)), None)):
+        raise ValueError(f"--cases answers questions of its own: leave --{given} out")
+    if not a.cases and (a.size is None or a.length is None):
+        raise ValueError("advise: --size and --length are needed, such as --size 7b --length 8192; or --cases")
+    if a.is_written and not a.cases:
+        raise ValueError("--write goes with --cases alone")
 
 
 def run(a: argparse.Namespace) -> int:
     """Print the recipes. Raises ValueError for a question that cannot be."""
-    own = ("size", "length", "k3", "probe", *USUAL, "explain", "config")
-    if a.cases and (given := next((name for name in own if getattr(a, name)), None)):
-        raise ValueError(f"--cases answers questions of its own: leave --{given} out")
-    if a.cases:
-        return _cases(a)
-    if a.size is None or a.length is None:
-        raise ValueError("advise: --size and --length are needed, such as --size 7b --length 8192; or --cases")
-    if a.is_written:
-        raise ValueError("--write goes with --cases alone")
-    return _one(a)
+    _check(a)
+    return _cases(a) if a.cases else _one(a)
 
 
 def _evidence(results: Path) -> tuple[Evidence, dict[str, Table]]:
-    """The committed measurements. Raises ValueError, one line, for a folder that has none."""
+    """The measurements in a folder, or the committed ones where it lacks any, with a note. Raises ValueError, one line,
+    where those lack one."""
     from harness.studies.advise.accuracy import read_tables
     from harness.studies.advise.speed import read_evidence
 
+    committed = HOME / RESULTS
     try:
         return read_evidence(results), read_tables(results)
     except ValueError as error:
-        raise ValueError(
-            f"--results {results}: advise needs the committed results ({error}); without --results they are read as "
-            f"the package has them, where there is no folder {RESULTS}"
-        ) from None
+        if results.resolve() == committed.resolve():
+            raise
+        print(f"note: --results {results}: {error}; the committed ones in {committed} are read", file=sys.stderr)
+    return read_evidence(committed), read_tables(committed)
 
 
 def _cases(a: argparse.Namespace) -> int:

@@ -38,7 +38,9 @@ def _check(names: Sequence[str], results: Path) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """List or draw."""
+    """List or draw. Raises ValueError for names beside --list, which lists all."""
+    if a.is_listing and a.names:
+        raise ValueError(f"figures: --list does not go with names, such as {a.names[0]}")
     return listing(a.results) if a.is_listing else figures(a.names, a.results, is_executing=a.is_executing)
 
 

@@ -39,10 +39,10 @@ def _check(a: argparse.Namespace) -> None:
 
     check_measured(a, "name", "first_load", "answers", "scan", "accuracy")
     if a.folder is not None:
-        check_exact(a.overrides)
         for folder in (a.folder, *([] if a.first_load is None else [a.first_load])):
             check_folder(folder)
         load([*a.overrides, *of_folder(a.folder)])
+        check_exact(a.overrides, ("task",))
 
 
 def samples(text: str) -> tuple[int, int]:

@@ -32,9 +32,9 @@ def _check(a: argparse.Namespace) -> None:
 
     check_measured(a, "name", "answers")
     if a.folder is not None:
-        check_exact(a.overrides)
         check_folder(a.folder)
         load([*a.overrides, *of_folder(a.folder)])
+        check_exact(a.overrides, ("task", "precision", "method", "parts", "knobs"))
 
 
 def run(a: argparse.Namespace) -> int:

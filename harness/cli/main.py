@@ -110,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"lowbit: error: {error.filename or 'writing'}: {error.strerror or error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("\nlowbit: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print("\nlowbit: " + "; ".join(["interrupted", *map(str, stop.args)]), file=sys.stderr)
         return 130
     finally:
         if argv is None:  # all is said and written: nothing is left to interrupt but torch's own end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -46,8 +47,14 @@ def add_results(
     """The option that says where results are. `reads`: calls that need the folder and do not make it. `writes`: calls
     that write there, unless they are dry runs. `check`: raises ValueError for wrong input, before committed results are
     copied for a call that writes."""
-    parser.add_argument("--results", type=Path, default=RESULTS, help="results folder (default: results)")
+    parser.add_argument("--results", type=_folder, default=RESULTS, help="results folder (default: results)")
     parser.set_defaults(reads=reads, writes=writes, check_input=check)
+
+
+def _folder(text: str) -> Path:
+    if not text:  # a shell's variable that is not set; Path takes it for the current folder
+        raise argparse.ArgumentTypeError("'': a folder is expected")
+    return Path(text)
 
 
 def check_results(a: argparse.Namespace) -> None:
@@ -114,14 +121,15 @@ def check_machine(a: argparse.Namespace) -> None:
         check_gpu(a.gpu)
 
 
-def check_exact(overrides: Iterable[str]) -> None:
-    """Raises ValueError for a setting that does not count where the exact policy answers each question once."""
-    check_untrained(overrides)
+def check_exact(overrides: Iterable[str], counted: tuple[str, ...]) -> None:
+    """Raises ValueError for a setting of another group than those `counted` where the exact policy answers each
+    question once, on the CPU."""
     for word in overrides:
-        if word.lstrip("+~").startswith(("engine", "algo")):
+        if re.split(r"[.=]", word.lstrip("+"))[0] not in counted:
             raise ValueError(
-                f"{word}: has no effect here, where the exact policy answers each question once; --answers says how "
-                "many, and task.options.max_new_tokens how long answers in text may be"
+                f"{word}: has no effect here, where the exact policy answers each question once, on the CPU; valid: "
+                f"{', '.join(counted)}; --answers says how many, and task.options.max_new_tokens how long answers in "
+                "text may be"
             )
 
 

@@ -23,7 +23,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--report", action="store_true", dest="is_report", help="measure nothing; show the table of what is there"
     )
     add_write(parser, "the table and the figure")
-    add_results(parser, reads=lambda a: a.is_report, writes=lambda a: a.is_written or not a.is_report)
+    add_results(parser, reads=lambda a: a.is_report, writes=lambda a: a.is_written or not a.is_report, check=_check)
+
+
+def _check(a: argparse.Namespace) -> None:
+    """Raises ValueError for a format that there is not, and where vLLM is not installed."""
+    from harness.engines.vllm.settings import installed_build
+    from harness.studies.parity.record import chosen
+
+    if not a.is_report:
+        chosen(a.formats)
+        installed_build()
 
 
 def run(a: argparse.Namespace) -> int:

@@ -103,9 +103,12 @@ def _records(a: argparse.Namespace) -> list[Record]:
     for place, (runs, remarks) in planned.items():
         for line in remarks:
             print(line)
-        found[place] = probe(
-            place, runs, asked.launch, is_untrained=a.untrained, dump=dumps.get(place),
-            noise=asked.noises[place], like=a.noise_like, tell=lambda line: print(line, flush=True),
-        )  # fmt: skip
+        try:
+            found[place] = probe(
+                place, runs, asked.launch, is_untrained=a.untrained, dump=dumps.get(place),
+                noise=asked.noises[place], like=a.noise_like, tell=lambda line: print(line, flush=True),
+            )  # fmt: skip
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(f"{place} has no record: the same command measures all its formats anew") from stop
         print(f"record: {write(a.results, found[place])}")
     return [found[place] for place in dict.fromkeys(asked.places)]

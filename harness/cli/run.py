@@ -70,7 +70,7 @@ def run_one(
     one = Sweep(name=RUNS, question="", arms=({},), seeds=(config.seed,))
     planned = Planned(sweep=one, cells=(config,), skipped=())
     if not is_again and (found := finished(config, launch)) is not None:
-        print(f"finished before (--again runs it once more): {summary_line(found)}")
+        print(f"finished before (--again runs it once more): {summary_line(found, found.name)}")
         if not has_policy(results, found, launch.save):
             print(f"note: it kept no policy of launch.save={launch.save}; --again trains it anew and keeps one")
         return 0
@@ -79,7 +79,7 @@ def run_one(
     check_place(config, launch)
     if is_again and (aside := put_aside([config], launch)) is not None:
         print(f"what was there before is in {aside}; after a stop, the same command without --again goes on")
-    progress = Progress(planned.cells, 1)
+    progress = Progress(planned.cells, planned.cells)
     try:
         records, is_interrupted = run_sweep(planned, launch, 1, progress)
     finally:

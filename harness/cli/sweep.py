@@ -427,7 +427,7 @@ def _run_cells(
     for line in (*notes(todo), turns_note(min(way.workers, on_gpu))):
         if line is not None:
             print(f"note: {line}", flush=True)
-    progress = Progress(todo, len(planned.cells))
+    progress = Progress(todo, planned.cells)
     try:
         with _live(results, found.name, way.trackers) as live:
             listeners = (progress, *live)

@@ -144,6 +144,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         values = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        values = None  # OmegaConf's word for a file that holds a lone number
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
     except RecursionError:

@@ -19,7 +19,7 @@ _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 Whole: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^\w[\w. +-]*$")]
-"""Name of a sweep, which becomes that of folders and files: no path, not empty."""
+"""Name of a sweep or a model, which becomes that of folders and files: no path, not empty."""
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
@@ -50,7 +50,7 @@ class ModelConfig:
     """A decoder trained here, or (`path`) a Hugging Face folder, whose own config then gives the shape."""
 
     __pydantic_config__ = _STRICT
-    name: str
+    name: Name
     family: Literal["qwen3", "qwen2"] = "qwen3"
     num_layers: Count | None = None
     hidden_size: Count | None = None

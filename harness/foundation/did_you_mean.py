@@ -16,5 +16,5 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     close = list(dict.fromkeys([*longer, *get_close_matches(name, names, n=3, cutoff=0.5)]))[:3]
     hints = [f"nearest: {', '.join(close)}"] if close else []
     if len(names) <= LONG or not close:
-        hints.append(f"valid: {', '.join(names)}")
+        hints.append(f"valid: {', '.join(names) or 'none'}")
     return "; ".join(hints)

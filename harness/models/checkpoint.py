@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from harness.foundation.json_object import read_json_object
 from harness.foundation.seeds import generator
 from harness.foundation.whole_folder import replacing
 from harness.models.decoder import ROUTER, Decoder, DecoderConfig, tensor_shapes
@@ -58,18 +59,6 @@ REFUSED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 """config.json keys whose value, where the test holds, asks for something the decoder does not do."""
 EXPERTS = ("num_experts", "num_local_experts")
 """Names of the number of experts; transformers 5 writes the second for Qwen3-MoE, too."""
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds no JSON object")
-    return value
 
 
 def _rope(raw: dict[str, Any], path: Path, positions: int) -> tuple[float, tuple[tuple[str, Any], ...]]:
@@ -130,7 +119,7 @@ def check_folder(folder: Path) -> None:
 def load_config(folder: Path | str) -> DecoderConfig:
     """The decoder's shape from `<folder>/config.json`. ValueError names what is missing or unsupported."""
     path = Path(folder) / CONFIG
-    raw = _read_json(path)
+    raw = read_json_object(path)
     kind = raw.get("model_type")
     if kind not in MODEL_TYPES:
         raise ValueError(f"{path}: model_type={kind!r} is not supported (choose from {', '.join(MODEL_TYPES)})")
@@ -227,7 +216,7 @@ def link_folder(source: Path | str, target: Path | str, max_positions: int) -> N
 
     What scaling of the rotary embedding starts from is written out, for readers would take it from the positions."""
     source, target, scaling = Path(source).absolute(), Path(target), dict(load_config(source).rope_scaling)
-    raw: dict[str, Any] = {**_read_json(source / CONFIG), "max_position_embeddings": max_positions}
+    raw: dict[str, Any] = {**read_json_object(source / CONFIG), "max_position_embeddings": max_positions}
     for key in ("rope_parameters", "rope_scaling"):
         if scaling and raw.get(key):
             raw[key] = raw[key] | {LENGTHS: scaling[LENGTHS]}
@@ -241,7 +230,7 @@ def link_folder(source: Path | str, target: Path | str, max_positions: int) -> N
 def _files(folder: Path) -> list[Path]:
     """The weight files of a folder: those its index names, or the single one."""
     index = folder / INDEX
-    names = sorted(set(_read_json(index).get("weight_map", {}).values())) if index.exists() else [WEIGHTS]
+    names = sorted(set(read_json_object(index).get("weight_map", {}).values())) if index.exists() else [WEIGHTS]
     files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
@@ -428,7 +417,7 @@ def _content_hash(folder: Path, state: _State) -> str:
 
 def _read_hash(folder: Path) -> str:
     """The hash of a folder, from its weights."""
-    raw = _read_json(folder / CONFIG)
+    raw = read_json_object(folder / CONFIG)
     for key in ("transformers_version", "_name_or_path"):
         raw.pop(key, None)
     digest = hashlib.sha256(json.dumps(raw, sort_keys=True).encode())

@@ -287,9 +287,9 @@ def part_loss(part: Part, logp: Tensor, b: TokenBatch, c: Correction) -> Tensor 
     return loss
 
 
-def normalized(c: Correction, mask: Tensor, level: Literal["none", "token", "sequence"]) -> Correction:
-    """The correction with batch-normalised weights, the last thing that happens to them (losses.md section 6.9)."""
-    return c if level == "none" else replace(c, weight=batch_normalize(c.weight, mask, level))
+def normalized(c: Correction, b: TokenBatch, level: Literal["none", "token", "sequence"]) -> Correction:
+    """The correction with weights over their mean of the valid tokens, last of all (losses.md section 6.9)."""
+    return c if level == "none" else replace(c, weight=batch_normalize(c.weight, b.valid, level))
 
 
 def _surrogate(logp: Tensor, b: TokenBatch, c: Correction, algo: Algorithm) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.foundation.json_object import read_json_object
 from harness.records.run_result import write_atomic
 
 
@@ -24,9 +25,9 @@ def read_json_records(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found.append(json.loads(path.read_text(encoding="utf-8")))
+            found.append(read_json_object(path))
         except ValueError as error:
-            raise ValueError(f"{path}: is damaged ({error}): delete it and measure again") from None
+            raise ValueError(f"{error}; delete it and measure again") from None
     if not found:
         raise ValueError(f"{folder}: no record yet; give a model folder to measure")
     return found

@@ -59,7 +59,7 @@ def read_looks(results: Path, sweep: str) -> Looks | None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{path}: no record of looks: {where}: {first['msg']}") from None
+        raise ValueError(f"{path}: no record of looks: {where + ': ' if where else ''}{first['msg']}") from None
 
 
 def write_looks(results: Path, looks: Looks) -> None:

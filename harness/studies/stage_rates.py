@@ -4,20 +4,20 @@
     push      measured at 7B (`results/bench/vllm_sync_7b.json`); other sizes by parameters; a format that was not
               pushed costs what the slowest that was does
     training  forward and backward of one 7B layer (`fp8_layers_7b.json`); whole models by operations, AdamW by bytes at
-              the measured copy rate (`kernels_7b.json`, of commit 0a2afe29, whose bench `sync` is gone)
+              the rate of a device copy, measured beside the pushes
 
 Left out: what a step is made of, which `harness.studies.break_even.hardware` and `harness.studies.capacity` say.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.engines.vllm.memory import num_parameters
+from harness.foundation.json_object import read_json_object
 from harness.models.decoder import DecoderConfig
 from harness.records.paths import bench_folder
 from harness.studies.throughput.plan import Sweep
@@ -62,9 +62,7 @@ def operations(config: DecoderConfig, length: float) -> tuple[float, float]:
 def read_measured(results: Path, sweep: Sweep) -> Measured:
     """Committed measurements. Raises ValueError, one line, naming the file that is missing or is none."""
     bench = bench_folder(results)
-    layers, pushes, kernels = (
-        read_json(bench / name) for name in ("fp8_layers_7b.json", "vllm_sync_7b.json", "kernels_7b.json")
-    )
+    layers, pushes = (read_json(bench / name) for name in ("fp8_layers_7b.json", "vllm_sync_7b.json"))
     rows = {row["what"]: row for row in layers["layers"]}
     per_token = operations(shape_of(SIZE), layers["length"])
     layer_s = {
@@ -79,20 +77,19 @@ def read_measured(results: Path, sweep: Sweep) -> Measured:
         for part in pushes["parts"]
         if part.get("way") == "direct" and "push" in part
     }
-    copied = max(row["gb_per_s"] for row in kernels["rows"] if row["what"].startswith("device copy"))
+    copied = max(part["num_bytes"] / part["limit"]["median_ms"] for part in pushes["parts"] if "limit" in part)
     records = read_records(results, sweep)
     if f"{SIZE}-bf16" not in records:
         raise ValueError(f"{results}/throughput/{sweep.name}: no measured rates; lowbit throughput {sweep.name}")
-    return Measured(records=records, push_s=push_s, layer_s=layer_s, bytes_per_s=1e9 * copied)
+    return Measured(records=records, push_s=push_s, layer_s=layer_s, bytes_per_s=1e3 * copied)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A file of `results/bench`. Raises ValueError naming one that is missing or is no JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no JSON"
-        raise ValueError(f"{path}: cannot be read: {reason}; python -m harness.devtools.bench measures it") from error
+        return read_json_object(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; python -m harness.devtools.bench measures it") from error
 
 
 def push_s(found: Measured, size: str, precision: str) -> float:

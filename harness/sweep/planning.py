@@ -16,13 +16,13 @@ from typing import Any
 from pydantic import ConfigDict
 
 from harness.config.compose import advice
-from harness.config.load import check_overrides, load, parse, read_yaml, run_id, split_launch, to_json
+from harness.config.load import check_overrides, load, parse, read_yaml, run_id, run_name, split_launch, to_json
 from harness.config.resolve import known_parts, resolve
 from harness.config.schema import Name, RunConfig, Whole
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.progress_bar import progress_bar
 from harness.models.checkpoint import content_hash, planned_hash
-from harness.records.arms import arm_names
+from harness.records.arms import arm_names, arms_of
 from harness.records.paths import RUNS
 from harness.records.sweep_file import (
     BASELINES,
@@ -111,6 +111,13 @@ class Planned:
     """(arm in words, rule and seeds) of what the file leaves out."""
     impossible: tuple[tuple[RunConfig, str], ...] = ()
     """(cell, reason) of what `skipped` lists by arm: each leaves a record."""
+
+
+def names_of(cells: Sequence[RunConfig]) -> dict[str, str]:
+    """Run id -> name of the run, and what sets its arm apart among these cells, as their table names it."""
+    arms = arms_of([to_json(cell) for cell in cells])
+    apart = [arm.label.removeprefix(f"{arm.method} {arm.precision}") for arm in arms]
+    return {run_id(cell): f"{run_name(cell)} {words}".rstrip() for cell, words in zip(cells, apart, strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True)

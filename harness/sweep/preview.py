@@ -11,13 +11,12 @@ from typing import Any
 
 from harness.config.compose import compose
 from harness.config.decoder_config import decoder_config
-from harness.config.load import run_id, run_name, to_json
+from harness.config.load import run_id
 from harness.config.schema import Launch, RunConfig
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
 from harness.foundation.duration import duration
 from harness.foundation.visible_gpus import visible_gpus
 from harness.models.checkpoint import UNREAD, lacks_weights
-from harness.records.arms import arms_of
 from harness.records.run_result import RunResult
 from harness.records.statuses import FINISHED
 from harness.start.base_model import read_record
@@ -25,7 +24,7 @@ from harness.start.prepare import base_folder, missing_bases
 from harness.sweep.folder_time import HERE, PRODUCTS, PROMPT, STREAMS, Machine, device_name, memory_gib, response_tokens
 from harness.sweep.forecast import LEVELS, CostModel, Level, TimeForecast, fit, read_samples
 from harness.sweep.launchers.local import vllm_share
-from harness.sweep.planning import Planned
+from harness.sweep.planning import Planned, names_of
 from harness.sweep.retry import Limit
 from harness.sweep.timetable import Demand, timetable
 
@@ -57,13 +56,11 @@ def dry_run(
     todo = [cell for cell in todo if run_id(cell) not in taken]
     model = fit(read_samples(results))
     waiting = {run_id(cell): model.estimate(cell, machine=machine) for cell in todo}
-    for cell, arm in zip(planned.cells, arms_of([to_json(cell) for cell in planned.cells]), strict=True):
-        cell_id = run_id(cell)
+    for cell_id, name in names_of(planned.cells).items():
         found = waiting.get(cell_id)
         done = "elsewhere" if cell_id in taken else "finished"
         state = done if found is None else f"{duration(found.seconds)}{'' if found.level == 'like' else '?'}"
-        apart = arm.label.removeprefix(f"{arm.method} {arm.precision}")
-        print(f"{state:>9}  {cell_id}  {run_name(cell)} {apart}".rstrip())
+        print(f"{state:>9}  {cell_id}  {name}")
     if any(found.level != "like" for found in waiting.values()):
         print("?: no run of the same arm has finished; the time is predicted from other cells, or from sizes alone")
     tell_left_out(planned)

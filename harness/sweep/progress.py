@@ -9,17 +9,20 @@ from textwrap import shorten
 
 from tqdm import tqdm
 
-from harness.config.load import run_id, run_name
+from harness.config.load import run_id
 from harness.config.schema import RunConfig
 from harness.records.run_result import RunResult
 from harness.sweep.launchers.job import Event
+from harness.sweep.planning import names_of
 
 
 class Progress:
     """One bar over the steps to go of a sweep on a terminal; a line per finished cell everywhere."""
 
-    def __init__(self, todo: Sequence[RunConfig], num_all: int) -> None:
-        self.total, self.num_before = num_all, num_all - len(todo)
+    def __init__(self, todo: Sequence[RunConfig], cells: Sequence[RunConfig]) -> None:
+        """`cells`: all of the sweep, among which the cells to run have their names."""
+        self.total, self.num_before = len(cells), len(cells) - len(todo)
+        self.names = names_of(cells)
         self.ids = {id(config): run_id(config) for config in todo}
         self.steps = dict.fromkeys(self.ids.values(), 0)
         self.ended: set[str] = set()
@@ -30,7 +33,7 @@ class Progress:
     def __call__(self, event: Event) -> None:
         cell = self.ids.get(id(event.config)) or run_id(event.config)
         if event.kind == "started" and cell in self.ended:
-            self._write(f"again  {cell}  {run_name(event.config)}")
+            self._write(f"again  {cell}  {self.names[cell]}")
         step = event.config.trainer.steps if event.kind == "finished" else event.step
         if event.kind != "started" and step > self.steps[cell]:
             self.bar.update(step - self.steps[cell])
@@ -41,7 +44,7 @@ class Progress:
             left = seconds * (self.num_steps - done) / max(1, done)
             count = f"[{self.num_before + len(self.ended)}/{self.total}]"
             head = f"{count} {seconds / 60:5.1f} min, {left / 60:.1f} min left"
-            self._write(f"{head}  {summary_line(event.result)}")
+            self._write(f"{head}  {summary_line(event.result, self.names[cell])}")
 
     def _write(self, line: str) -> None:
         self.bar.write(line, file=sys.stdout)
@@ -52,10 +55,9 @@ class Progress:
         self.bar.close()
 
 
-def summary_line(result: RunResult) -> str:
-    """One finished cell: status, id, name, scores, and why one is missing. Cells that differ in a rate or an age alone
-    have one name."""
-    head = f"{result.status}  {result.run_id}  {result.name}"
+def summary_line(result: RunResult, name: str) -> str:
+    """One finished cell: status, id, its name as shown, scores, and why one is missing."""
+    head = f"{result.status}  {result.run_id}  {name}"
     if result.status != "ok":
         return f"{head}: {result.reason}"
     s = result.summary

@@ -25,12 +25,12 @@ indices. Left out: reward shaping (overlong penalty and filtering), which belong
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.json_object import read_json_object
 from harness.models.tokenizer import char_tokenizer
 from harness.tasks.contract import Demonstrated as Demonstrated
 from harness.tasks.contract import Item as Item
@@ -120,7 +120,7 @@ def _check_tokens(task: Task, path: Path) -> None:
     if not path.is_file():
         return
     tokens = task.words if isinstance(task, Worded) else char_tokenizer().tokens
-    vocabulary = json.loads(path.read_text(encoding="utf-8")).get("model", {}).get("vocab", {})
+    vocabulary = read_json_object(path).get("model", {}).get("vocab", {})
     own = {token: i for i, token in enumerate(tokens[: len(vocabulary)])}
     if not isinstance(vocabulary, dict) or not own.items() <= vocabulary.items():
         raise ValueError(

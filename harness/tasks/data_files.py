@@ -43,7 +43,10 @@ def find_files(
         chosen = tuple(f for f in files if not named[f])
     if not chosen:
         known = ", ".join(sorted(set().union(*named.values())))
-        raise ValueError(f"data folder {root} has no split {split!r}: it has {known}")
+        raise ValueError(
+            f"data folder {root} has no split {split!r}: it has {known}; the options train_split and eval_split take "
+            "another name, or none"
+        )
     return chosen
 
 
@@ -110,13 +113,19 @@ def _parquet(
 def _json_lines(
     file: Path, columns: Mapping[str, Sequence[str]], distinct: Sequence[str] | None, seen: set[bytes]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, row in _objects(file):
+        if _is_kept(row, file, number, distinct, seen):
+            yield number, row
+
+
+def _objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with file.open(encoding="utf-8") as handle:
             for number, line in enumerate(handle, start=1):
                 row = json.loads(line) if line.strip() else None
                 if row is not None and not isinstance(row, dict):
                     raise ValueError(f"line {number} is not an object")
-                if row is not None and _is_kept(row, file, number, distinct, seen):
+                if row is not None:
                     yield number, row
     except OSError as error:
         raise ValueError(f"cannot read data file {file}: {error.strerror}") from error

@@ -278,7 +278,9 @@ def build_math(name: str, options: Mapping[str, Any], tokenizer_folder: Path | N
             lengths = [len(_prompt(tokens, q.messages, settings)) for q in questions]
             found[split] = [q for q, n in zip(questions, lengths, strict=True) if n <= settings.max_prompt_tokens]
     if not any(found.values()):
-        raise ValueError(f"task {name!r}: no question has at most max_prompt_tokens={settings.max_prompt_tokens}")
+        most = settings.max_prompt_tokens
+        where = f"is in {settings.path or source.hub}" if most is None else f"has at most max_prompt_tokens={most}"
+        raise ValueError(f"task {name!r}: no question {where}")
     grader = MathGrader(settings.num_workers, settings.timeout_s, settings.rule)
     return MathTask(name=name, options=settings, questions=found, tokens=tokens, grader=grader)
 

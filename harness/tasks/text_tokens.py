@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from harness.foundation.json_object import read_json_object
 
 Message = Mapping[str, str]
 """{"role": ..., "content": ...}"""
@@ -138,10 +139,4 @@ def _end_ids(folder: Path, config: Mapping[str, Any]) -> set[int]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    return value if isinstance(value, dict) else {}
+    return read_json_object(path) if path.is_file() else {}

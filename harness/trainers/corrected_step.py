@@ -37,7 +37,7 @@ def batch_correction(composed: Composed, batch: TokenBatch, algo: AlgoConfig) ->
     c = start(batch, algo.eps_low, algo.eps_high)
     if algo.mode != "decoupled":
         return c
-    return normalized(composed.correct(c, batch), batch.mask, algo.batch_normalize)
+    return normalized(composed.correct(c, batch), batch, algo.batch_normalize)
 
 
 def needs_current_policy(composed: Composed, algo: AlgoConfig) -> bool:
@@ -58,7 +58,7 @@ def update_correction(
     if algo.mode != "decoupled":
         current = replace(batch, old_logp=logp)
         c = composed.correct(start(current, algo.eps_low, algo.eps_high), current)
-        c = normalized(c, batch.mask, algo.batch_normalize)
+        c = normalized(c, current, algo.batch_normalize)
     return composed.correct_update(c, logp, batch)
 
 

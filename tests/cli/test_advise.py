@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import advise
 from harness.cli.main import main
+from harness.foundation.project_files import HOME, RESULTS
 from harness.foundation.provenance import ROOT
 from harness.studies.advise import question
 from harness.studies.advise.accuracy import STANDINGS
@@ -125,7 +127,23 @@ def test_wrong_input(
     assert not captured.out and not (results / "tables" / "advise.md").exists()
 
 
-def test_missing_evidence_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lowbit_advise(tmp_path, "--size", "7b", "--length", 10) == 2
+def test_a_folder_without_evidence_has_the_committed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--size", "7b", "--length", 4096, "--explain")
+    assert lowbit_advise(ROOT / "results", *words) == 0
+    expected = capsys.readouterr().out
+    assert lowbit_advise(tmp_path, *words) == 0
+    found = capsys.readouterr()
+    assert found.out == expected and found.err == (
+        f"note: --results {tmp_path}: cannot read {tmp_path / 'bench' / 'fp8_layers_7b.json'}: No such file or "
+        f"directory; python -m harness.devtools.bench measures it; the committed ones in {HOME / RESULTS} are read\n"
+    )
+
+
+def test_missing_evidence_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advise, "HOME", tmp_path)
+    (tmp_path / "results").mkdir()
+    assert lowbit_advise(tmp_path / "results", "--size", "7b", "--length", 10) == 2
     err = capsys.readouterr().err
     assert err.startswith("lowbit: error: ") and err.count("\n") == 1 and str(tmp_path) in err

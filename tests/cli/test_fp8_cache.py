@@ -37,7 +37,11 @@ def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
         (["fp8-cache", str(BASE), "--accuracy", "64"], "'64': questions x answers are expected, such as 64x4"),
         (["fp8-cache", str(BASE), "task=wordmath", "task.n=4"], "task 'wordmath' is written in token ids of models"),
         (["fp8-cache", str(BASE), "--first-load", "nowhere"], "nowhere: no such folder"),
-        (["fp8-cache", str(BASE), "trainer.steps=3"], "trainer.steps=3: nothing is trained here"),
+        (["fp8-cache", str(BASE), "trainer.compute=bf16"], "trainer.compute=bf16: has no effect here, where the exact"),
+        (
+            ["fp8-cache", str(BASE), "precision=int8", "method=naive"],
+            "policy answers each question once, on the CPU; valid: task; ",
+        ),
         (["fp8-cache", str(BASE), "base.n=3"], "base.n=3: no base is trained here"),
         (["fp8-cache", str(BASE), "--name", "a/b"], "argument --name: 'a/b': a name without a folder is expected"),
         (["fp8-cache", "--scan"], "--scan: nothing is measured without a model folder; name one"),

@@ -49,7 +49,7 @@ def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
         (["layers", "nowhere"], "nowhere: no such folder; a model's, with its config.json, is expected"),
         (["layers", str(BASE), "task=wordmath", "task.n=4"], "task 'wordmath' is written in token ids of models"),
         (["layers", str(BASE), "task=sort", "task.n=4", "precision=bf16"], "precision=bf16: method naive cannot"),
-        (["layers", str(BASE), "trainer.steps=3"], "trainer.steps=3: nothing is trained here"),
+        (["layers", str(BASE), "trainer.device=cuda"], "trainer.device=cuda: has no effect here, where the exact"),
         (["layers", str(BASE), "--name", "a/b"], "argument --name: 'a/b': a name without a folder is expected"),
         (["layers", "--answers", "5"], "--answers: nothing is measured without a model folder; name one"),
         (["layers"], "no record yet; give a model folder to measure"),

@@ -83,6 +83,20 @@ def test_a_folder_is_compared_with_an_earlier_record(
     assert "- before: k3 over the floor's: int8 2,500 times." in out and "- qwen2: the floor" in out
 
 
+def test_ctrl_c_says_that_a_folder_has_no_record(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.studies.probe.record.measure", stop)
+    assert lowbit_probe(tmp_path, folder, *made.WORDS, "--precisions", "int8") == 130
+    assert capsys.readouterr().err == (
+        f"\nlowbit: interrupted; {folder} has no record: the same command measures all its formats anew\n"
+    )
+    assert not list((tmp_path / "probes").glob("*"))
+
+
 def test_prompts_of_a_file(tmp_path: Path) -> None:
     """128 questions of one's own, in columns of one's own; one in 16 is held out, the others are sampled."""
     make_folder(tmp_path / "model", "toy", "cpu")

@@ -97,6 +97,8 @@ RUN = (
         "task=count",
         "task=count: no base can be trained for it, its class has no n, ceiling, answers, demonstrations; give",
     ),
+    ("model.name=../x", "model.name='../x': a plain name is expected: letters, digits, '_'"),
+    ("model.name=", "model.name='': a plain name is expected"),
     ("model=hf", "model: num_layers=null: without a shape a local Hugging Face folder is needed"),
     ("model=nowhere/folder", "no such choice; valid: hf, "),
     ("model=nowhere/folder", "; a folder: model=hf model.path=nowhere/folder"),
@@ -204,8 +206,10 @@ COMMANDS = (
     ("results verify quick", "quick is one word too many"),
     ("results pack", "which sweep?"),
     ("results unpack quik", "no packed sweep 'quik'"),
+    ("figures --list qurl_clip", "figures: --list does not go with names, such as qurl_clip"),
     ("figures figure1", "'figure1' is no paper figure and no sweep with results"),
     ("early-warning quick", "sweep 'quick' has no results"),
+    ("runs --results=", "argument --results: '': a folder is expected"),
     ("break-even --batches 0", "argument --batches: '0': whole numbers above 0 are expected"),
     ("capacity --gpus 0", "argument --gpus: '0': whole numbers above 0 are expected"),
     ("capacity --nvlink nan", "argument --nvlink: 'nan': GB/s above 0 are expected"),
@@ -221,7 +225,8 @@ COMMANDS = (
     ("probe results/probes/161ef8798e2d.json task.num_eval=8", "task.num_eval=8: nothing is measured for the file"),
     (
         "layers results/bases/s-sort8-b0-1fd435092bb5 engine.max_new_tokens=4",
-        "engine.max_new_tokens=4: has no effect here, where the exact policy answers each question once; --answers ",
+        "engine.max_new_tokens=4: has no effect here, where the exact policy answers each question once, on the CPU; "
+        "valid: task, precision, method, parts, knobs; --answers says how many, and task.options.max_new_tokens how ",
     ),
     (
         "layers results/bases/s-sort8-b0-1fd435092bb5 precision=bf16",
@@ -233,8 +238,6 @@ COMMANDS = (
         "task 'sort' is written in token ids of models that are trained here, and results/bases/words_s-wordmath4-b0-"
         "f607159189a8/tokenizer.json has other tokens; name the model's own task, or one in text, e.g. task=gsm8k",
     ),
-    ("advise --size 7b --length 1024", "results: advise needs the committed results ("),
-    ("advise --cases", "results: advise needs the committed results ("),
     ("advise --size 7b --length 1024 --gpu foo", "--gpu foo: an unknown GPU; valid: a100, h100, h200, b200"),
     ("advise --size 7b --length 1024 --k3 int8=1e-4,int8=1e-3", "--k3 int8=1e-4,int8=1e-3: int8 is given twice"),
     ("paper dapo --memory nan", "argument --memory: 'nan': GiB above 0 are expected"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, log
+from math import exp, log, nan
+from typing import Literal
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from harness.api import TokenBatch
 from methods.dppo import DPPO, PRIME_RL, Anchor, binary_kl
 from methods.flashrl import TIS
 from methods.mis import Reject
-from tests.loss_cases import STEP, assert_exact, random_batch
+from tests.loss_cases import STEP, assert_exact, corrected, random_batch, response
 from tests.objective_cases import objective, updated
 
 
@@ -65,6 +66,34 @@ def test_the_binary_kl_and_its_bound() -> None:
         assert updated([part], logp, batch).keep.item() == is_kept
     certain = torch.tensor([[0.0]])
     assert torch.isfinite(binary_kl(certain, certain)).all() and torch.isfinite(binary_kl(certain - 5.0, certain)).all()
+
+
+@pytest.mark.parametrize(
+    ("divergence", "bound"),
+    [
+        ("tv", 0.25),  # shifts 0.05, 0.1, 0.2, 0.3, 0.4, 0.45: halfway between the middle two
+        ("kl", -(log(0.84) + log(0.64)) / 4),  # KL from 0.5 to p is -log(4 p (1 - p)) / 2; the middle two: p 0.7, 0.2
+    ],
+)
+def test_a_share_to_reject_sets_the_bound_by_the_first_batchs_tokens_that_have_a_ratio(
+    divergence: Literal["tv", "kl"], bound: float
+) -> None:
+    """Half of six tokens lie beyond, and the mask spares the one of them that moves back. The seventh token has no
+    sampler's log-prob and the last is outside the mask: neither counts."""
+    after = [0.55, 0.4, 0.7, 0.2, 0.9, 0.95, 0.99, 0.99]
+    logp, batch = response(
+        [log(p) for p in after], old=[log(0.3)] * 8, rollout=[log(0.5)] * 6 + [nan, log(0.5)],
+        adv=[1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, 1.0],
+    )  # fmt: skip
+    batch.mask[0, -1] = False
+    part, memory = DPPO(divergence=divergence, reject_frac=0.5), dict[str, float]()
+    nothing = replace(batch, mask=torch.zeros_like(batch.mask))
+    part.correct_update(corrected([], nothing), logp.detach(), nothing, memory)
+    assert memory == {}
+    kept = [[1, 1, 1, 0, 0, 1, 0, 0], [1, 0, 1, 0, 1, 1, 0, 0]]
+    for expected, now in zip(kept, (logp.detach(), logp.detach() - 1.0), strict=True):  # the first update's bound stays
+        assert part.correct_update(corrected([], batch), now, batch, memory).keep[0].int().tolist() == expected
+        assert memory == {"bound": pytest.approx(bound, abs=1e-7)}
 
 
 def test_prime_rls_rule_equals_a_loop() -> None:

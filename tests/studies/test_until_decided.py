@@ -247,9 +247,10 @@ def test_a_sweep_like_another_has_its_rule(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_record_of_looks_is_named(tmp_path: Path) -> None:
     (tmp_path / "looks").mkdir()
-    (tmp_path / "looks" / "test.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"test\.json: no record of looks: sweep: Field required"):
-        level_of(tmp_path, "test")
+    for text, said in (("{}", "sweep: Field required"), ("{", "Invalid JSON: EOF")):
+        (tmp_path / "looks" / "test.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"test\.json: no record of looks: {said}"):
+            level_of(tmp_path, "test")
 
 
 def test_the_table_fits_a_terminal(tmp_path: Path) -> None:

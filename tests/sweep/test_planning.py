@@ -370,6 +370,7 @@ def test_a_plan_composes_once_per_set_of_choices(monkeypatch: pytest.MonkeyPatch
         ('question: q\narms: [{method: bf16}]\nseeds: [0]\nname: "a\\n"\n', ["name='a\\n'", "plain name"]),
         ("x: &a {b: *a}\n", ["bad.yaml", "contains itself"]),
         ("&a [*a]\n", ["bad.yaml", "contains itself"]),
+        ("3\n", ["bad.yaml: a mapping of keys to values is expected"]),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, text: str, words: list[str]) -> None:

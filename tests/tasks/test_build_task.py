@@ -40,6 +40,13 @@ def test_characters_and_words_are_not_taken_for_each_other(tmp_path: Path) -> No
     refused("wordmath", chars)
 
 
+@pytest.mark.parametrize("text", ["version https://git-lfs.github.com/spec/v1\n", "null"])
+def test_a_damaged_tokenizer_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizer.json (is not valid JSON|holds no JSON object)"):
+        build_task("sort", {}, tmp_path)
+
+
 def test_a_task_for_timing_and_a_folder_without_tokenizer_are_not_checked(tmp_path: Path) -> None:
     assert build_task("sort", {}, tmp_path).name == "sort"
     (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"!": 0}}}', encoding="utf-8")

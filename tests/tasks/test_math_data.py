@@ -167,7 +167,11 @@ def test_ids_and_sizes_come_from_the_folder(model, tmp_path):
             {"path": str(DATA / "amc23")},
             r"test-00000-of-00001.parquet has no column 'problem': it has answer",
         ),
-        ("gsm8k", {"path": str(DATA / "math500")}, "has no split 'train': it has test"),
+        (
+            "gsm8k",
+            {"path": str(DATA / "math500")},
+            "has no split 'train': it has test; the options train_split and eval_split take another name, or none",
+        ),
         (
             "gsm8k",
             {"path": str(DATA / "math500" / "test.jsonl")},
@@ -186,6 +190,7 @@ def test_bad_options_and_data_are_named_in_one_line(model, name, options, messag
     ("file", "content", "message"),
     [
         ("a.jsonl", b'{"question": "1?", "answer": "#### 1"}\n{"quest', "a.jsonl is not valid JSON lines: "),
+        ("a.jsonl", b"", "^task 'gsm8k': no question is in /"),
         ("a.jsonl", b"[1]\n", "a.jsonl is not valid JSON lines: line 1 is not an object"),
         ("a.jsonl", b"\xff\xfe", "a.jsonl is not valid JSON lines: "),
         ("a.jsonl", b'{"question": "1?", "answer": "1"}\n', "a.jsonl row 1: no answer after '####'"),
@@ -200,6 +205,12 @@ def test_damaged_files_are_named(model, tmp_path, file, content, message):
     with pytest.raises(ValueError, match=message) as error:
         build("gsm8k", model, tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_missing_column_is_named_where_repeated_questions_are_left_out(model, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"question": "1?"}\n')
+    with pytest.raises(ValueError, match=r"^data file \S*a.jsonl row 1 has no 'prompt': it has question$"):
+        build("dapo_math_17k", model, tmp_path)
 
 
 def test_a_missing_tokenizer_is_named(model, tmp_path):

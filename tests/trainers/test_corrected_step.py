@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from math import log, nan
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from harness.api import Correction, Step, TokenBatch
 from harness.config.compose import compose
 from harness.config.schema import AlgoConfig
 from harness.trainers.corrected_step import (
+    batch_correction,
     minibatches,
     needs_current_policy,
     take_batch,
     take_correction,
+    update_correction,
     update_lr_factor,
     update_metrics,
 )
@@ -60,6 +63,35 @@ def test_rows_of_a_correction_take_everything_with_them() -> None:
     shifted = take_correction(Correction(**values, adv_shift=numbered(3)), rows)
     for field in fields(Correction):
         assert torch.equal(getattr(shifted, field.name), (values | {"adv_shift": numbered(3)})[field.name][rows])
+
+
+@pytest.mark.parametrize("mode", ["decoupled", "bypass_pg"])
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("token", [1.5 / 1.25, 0.5 / 1.25, 1.75 / 1.25]),  # (1.5 + 0.5 + 1.75) / 3
+        ("sequence", [1.5 / 1.375, 0.5 / 1.375, 1.75 / 1.375]),  # (1 + 1.75) / 2
+    ],
+)
+def test_normalized_weights_average_one_over_tokens_that_have_a_samplers_log_prob(
+    mode: str, level: str, expected: list[float]
+) -> None:
+    """Two tokens of the first row have none, and the third row has one token, without: none has a ratio."""
+    ratios = torch.tensor([[1.5, 0.5, 1.0, 1.0], [1.75, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
+    given = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
+    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0]]).bool()
+    rollout_logp = torch.full((3, 4), log(0.25))
+    logp = ratios.log() + rollout_logp
+    found = TokenBatch(
+        token_ids=torch.zeros(3, 4).long(), mask=mask, adv=torch.ones(3, 4), old_logp=logp, step=STEP,
+        rollout_logp=torch.where(given, rollout_logp, nan),
+    )  # fmt: skip
+    config = small_config("method=flashrl", "precision=int8", f"algo.mode={mode}", f"algo.batch_normalize={level}")
+    composed = compose(config)
+    c = batch_correction(composed, found, config.algo)
+    if mode != "decoupled":
+        c = update_correction(composed, c, found, logp, config.algo)
+    torch.testing.assert_close(c.weight[given], torch.tensor(expected))
 
 
 def test_one_minibatch_is_the_batch_in_order() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from harness.records.arms import Arm, scored
 from harness.records.folder import Series
 from harness.records.run_result import Base, accuracies
+from harness.records.running_mean import running_mean
 from harness.records.stats import Floats
 
 
@@ -86,16 +87,6 @@ def over_profile(arm: Arm, series: Series, group: str, axis: str, column: str) -
     )
     bases = [run.base for run in scored(arm)]
     return _band(np.array(places, dtype=np.float64), values, bases, "median", ())
-
-
-def running_mean(values: Floats, window: int) -> Floats:
-    """Mean of the last `window` values, fewer at the start; NaN left out, and NaN where there is nothing else."""
-    known = np.isfinite(values)
-    totals = np.cumsum(np.concatenate([[0.0], np.where(known, values, 0.0)]))
-    counts = np.cumsum(np.concatenate([[0], known]))
-    start = np.maximum(np.arange(1, len(values) + 1) - window, 0)
-    total, count = totals[1:] - totals[start], counts[1:] - counts[start]
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def _band(x: Floats, values: Floats, bases: Sequence[Base], center: str, ends: tuple[tuple[float, float], ...]) -> Band:

@@ -13,6 +13,7 @@ import numpy as np
 
 from harness.api import knobs
 from harness.config.compose import OUTSIDE_LOSS, has_hook
+from harness.foundation.json_object import read_json_object
 from harness.records.arms import setting
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_folder, predictions_path
@@ -108,7 +109,7 @@ def read_all_points(results: Path) -> list[Point]:
             continue
         own = {p.run_id: p for p in sweep_points(path)}
         said = predictions_path(results, path.stem)
-        ids = predicted_runs(json.loads(said.read_bytes())) if said.exists() else frozenset[str]()
+        ids = predicted_runs(read_json_object(said)) if said.exists() else frozenset[str]()
         held_out |= own.keys() if ids is None else ids
         found |= own
     if not found:

@@ -9,7 +9,6 @@ Runs with a prediction are in no curve: they stay held out.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 
 from harness.config.load import run_id, to_json
 from harness.config.schema import RunConfig
+from harness.foundation.json_object import read_json_object
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.number_cell import with_interval
 from harness.foundation.time_stamp import moment, now
@@ -204,7 +204,7 @@ def read_outcomes(results: Path, sweep: str) -> tuple[dict[str, Any], list[Outco
     for one in (path, packed):
         if not one.is_file():
             raise ValueError(f"dose: {one} is missing; predict first, then run the sweep and pack it")
-    found, runs = json.loads(path.read_bytes()), read_packed(packed)
+    found, runs = read_json_object(path), read_packed(packed)
     ids = predicted_runs(found)
     early = [
         run.name for run in runs if ids is None or run.run_id in ids

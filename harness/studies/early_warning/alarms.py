@@ -10,8 +10,8 @@ import numpy as np
 
 from harness.records.arms import group_arms, label
 from harness.records.run_result import RunResult, accuracies, read_series
+from harness.records.running_mean import running_mean
 from harness.records.stats import Floats
-from harness.report.plots.bands import running_mean
 from harness.studies.early_warning.collapse import Kind, drawdown, kind, onset
 
 REWARD = "reward/accuracy"

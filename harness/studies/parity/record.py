@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.json_object import read_json_object
 from harness.records.paths import parity_folder
 from harness.records.run_result import write_atomic
 
@@ -28,7 +29,8 @@ FORMATS: dict[str, tuple[str, str | None, str | None]] = {
     "mxfp4": ("mxfp4", None, None),
     "nf4": ("nf4", None, None),
 }
-"""Name as in conf/precision -> formats of weights, of what enters the linears, of the cache. In the table's order."""
+"""Name as in conf/precision -> formats of weights, of what enters the linears, of the cache. In the table's order.
+The formats are conf's, too, but for mxfp4 and nvfp4_w4a4, which follow compressed-tensors."""
 
 
 def chosen(names: tuple[str, ...]) -> list[str]:
@@ -49,9 +51,9 @@ def read(results: Path) -> dict[str, Record]:
     found: dict[str, Record] = {}
     for path in sorted(parity_folder(results).glob("*.json")):
         try:
-            found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+            found[path.stem] = read_json_object(path)
         except ValueError as error:
-            raise ValueError(f"{path}: is damaged ({error}): delete it and measure again") from None
+            raise ValueError(f"{error}; delete it and measure again") from None
     return found
 
 

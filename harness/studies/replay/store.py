@@ -19,6 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from harness.api import Sequences, Step, TokenBatch
+from harness.foundation.json_object import read_json_object
 from harness.records.run_result import write_atomic
 
 REFERENCE, CONTROL, POLICY = "reference", "control", "policy"
@@ -95,9 +96,9 @@ def read_meta(folder: Path, name: str) -> dict[str, Any] | None:
     if not path.is_file() or not path.with_suffix(".safetensors").is_file():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it and collect again") from None
+        return read_json_object(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; delete it and collect again") from None
 
 
 def read(folder: Path, name: str) -> Stored:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.foundation.json_object import read_json_object
 from harness.foundation.markdown_table import markdown_table
 from harness.objective.mismatch import ENTROPY_EDGES
 from harness.records.run_result import write_atomic
@@ -44,9 +44,9 @@ def read_records(folder: Path) -> list[Record]:
     found: list[Record] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found.append(json.loads(path.read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is damaged ({error}): delete it and evaluate again") from None
+            found.append(read_json_object(path))
+        except ValueError as error:
+            raise ValueError(f"{error}; delete it and evaluate again") from None
     if not found:
         raise ValueError(f"{folder}: no records; run `lowbit replay evaluate` first")
     return sorted(found, key=lambda r: (r["sampler"]["length"] or 0, r["context"], r["age"], r["sampler"]["order"]))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.foundation.json_object import read_json_object
 from harness.records.paths import throughput_folder
 from harness.records.run_result import write_atomic
 from harness.studies.throughput.plan import EngineSpec, Sweep, engine_specs
@@ -18,11 +19,8 @@ def read_record(path: Path) -> Record:
     """One file; empty where there is none. Raises ValueError naming a file that is not one of these."""
     if not path.is_file():
         return {}
-    try:
-        record = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(record, dict) or record.get("schema_version") != 1:
+    record = read_json_object(path)
+    if record.get("schema_version") != 1:
         raise ValueError(f"{path}: not a throughput record")
     return record
 

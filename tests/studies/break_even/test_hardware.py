@@ -71,17 +71,18 @@ def test_what_is_committed_makes_the_committed_page(tmp_path: Path) -> None:
     """Everything but the figures; a missing file is one line that names it."""
     plan = read_sweep(RATES)
     found = read_measured(ROOT / "results", plan)
+    assert found.bytes_per_s == pytest.approx(30462466048 / 7.10611e-3, rel=1e-6)  # the pushes' fastest copy, BF16's
     costs = table_of(found, ["7b"], [512, 1024], batch=256, prompt=64)
     flow, plain = costs["one FP8 flow"]["7b", 512], costs["fp8_block"]["7b", 512]
     assert flow.ratio > plain.ratio > 1.0 and flow.own.seconds["generate"] == plain.own.seconds["generate"]
     page = (ROOT / "results" / "tables" / "break_even_h200.md").read_text(encoding="utf-8")
     assert f"| one FP8 flow | 7b | 512 | {flow.own.seconds['generate']:.1f} |" in page
-    with pytest.raises(ValueError, match=r"fp8_layers_7b.json: cannot be read: No such file or directory; python"):
+    with pytest.raises(ValueError, match=r"cannot read .*fp8_layers_7b.json: No such file or directory; python"):
         read_measured(tmp_path, plan)
     with pytest.raises(ValueError, match=r"batch=7 was not measured; valid: 1, 8, 32"):
         hardware.report(tmp_path, [7])
     (tmp_path / "bench").mkdir()
-    for name in ("fp8_layers_7b.json", "vllm_sync_7b.json", "kernels_7b.json"):
+    for name in ("fp8_layers_7b.json", "vllm_sync_7b.json"):
         source = json.loads((ROOT / "results" / "bench" / name).read_text(encoding="utf-8"))
         (tmp_path / "bench" / name).write_text(json.dumps(source), encoding="utf-8")
     with pytest.raises(ValueError, match="no measured rates; lowbit throughput throughput_h200"):

@@ -140,6 +140,9 @@ def test_every_run_is_read_once_and_held_out_sweeps_are_not(tmp_path: Path) -> N
                               made.run("d", "naive", "int4", auc=0.6, seed=1)])  # fmt: skip
     assert [round(p.loss, 6) for p in curve_points(read_all_points(tmp_path))] == [0.2, 0.1]
     predictions_path(tmp_path, "d").parent.mkdir()
+    predictions_path(tmp_path, "d").write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"predictions/d.json is not valid JSON: "):
+        read_all_points(tmp_path)
     predictions_path(tmp_path, "d").write_text(json.dumps({"predictions": []}), encoding="utf-8")
     assert [round(p.loss, 6) for p in curve_points(read_all_points(tmp_path))] == [0.2]
     assert [(round(p.loss, 6), p.is_held_out) for p in read_all_points(tmp_path)] == [(0.2, False), (0.1, True)]

@@ -69,5 +69,5 @@ def test_missing_records_and_damaged_ones_are_named(tmp_path: Path) -> None:
         read_all(tmp_path)
     (tmp_path / "fp8_cache").mkdir()
     (tmp_path / "fp8_cache" / "a.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"a\.json: is damaged"):
+    with pytest.raises(ValueError, match=r"a\.json is not valid JSON: .*; delete it and measure again"):
         read_all(tmp_path)
