@@ -7,13 +7,13 @@ Left out: several adapters at once, and merging (a correction below half a step 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from harness.api import TensorRecord
+from harness.engines.plain_record import plain_record
 from harness.numerics.formats import Adapters, Format
 from harness.numerics.rounding import CASTS
 
@@ -80,9 +80,4 @@ class LiveAdapters:
         """Passport lines, read from the live pairs (B with alpha / rank in it)."""
         for module, a, b in self._places():
             for name, live in (("lora_A", a), ("lora_B", b)):
-                data = live.detach().to(CASTS[self.base.element]).cpu().contiguous()
-                crc = zlib.crc32(data.view(torch.uint8).numpy().tobytes())
-                yield TensorRecord(
-                    name=f"{module}.{name}.weight", format=self.base.name, dtype=str(data.dtype).removeprefix("torch."),
-                    scale_shape=None, hash=f"{crc:08x}",
-                )  # fmt: skip
+                yield plain_record(f"{module}.{name}.weight", live.detach().to(CASTS[self.base.element]))

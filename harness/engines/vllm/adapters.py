@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.api import TensorRecord
+from harness.engines.plain_record import plain_record
 from harness.engines.vllm.push_by_reload import live_linears
 from harness.engines.vllm.shards import Shard
 from harness.numerics.formats import Adapters
@@ -95,11 +94,4 @@ class AdapterSlot:
                 if f"{part}.lora_A.weight" in self.wanted:
                     held = {f"{part}.lora_A.weight": a[0, 0, : self.adapters.rank],
                             f"{part}.lora_B.weight": b[0, 0, :, : self.adapters.rank]}  # fmt: skip
-                    yield from (_record(own, shard.gather(own, tensor)) for own, tensor in held.items())
-
-
-def _record(name: str, tensor: Tensor) -> TensorRecord:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    fmt = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[dtype]
-    data = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return TensorRecord(name=name, format=fmt, dtype=dtype, scale_shape=None, hash=f"{zlib.crc32(data):08x}")
+                    yield from (plain_record(own, shard.gather(own, tensor)) for own, tensor in held.items())
