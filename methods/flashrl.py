@@ -108,7 +108,7 @@ class Profile(Part):
         counts, total = list[Tensor](), 0
         for name, tensor in weights:
             scale = fixed.get(f"{name}_scale")
-            if scale is not None:
+            if scale is not None and is_profiled(weight_format(plan, name)):  # another sampler may have another format
                 scale = scale.to(tensor.device)
                 counts.append(saturated(tensor, scale))
                 total += tensor.numel()

@@ -291,14 +291,29 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
 
 
 def _check_samplers(config: RunConfig, composed: Composed) -> None:
-    """Raises ValueError for samplers of a batch that cannot be told apart or served."""
-    samplers = composed.plan.samplers or ()
-    sample_counts(composed.plan, config.algo.group_size)
+    """Raises ValueError for samplers of a batch that cannot be told apart or served, and for what is made for the
+    plan's own formats but would reach every one of them."""
+    plan, name = composed.plan, composed.method.name
+    samplers = plan.samplers or ()
+    sample_counts(plan, config.algo.group_size)
     names = [config.precision.name, *(s.name for s in samplers)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"precision={config.precision.name}: two samplers of a batch are called {twice}")
-    if composed.plan.sampler == "trainer":
-        raise ValueError(f"method {composed.method.name}: the trainer's own module is the one sampler of a batch")
+    if plan.sampler == "trainer":
+        raise ValueError(f"method {name}: the trainer's own module is the one sampler of a batch")
+    shared = {
+        f"exceptions: {pattern} as {fmt.name}": fmt.tile is not None for pattern, fmt in plan.exceptions if fmt
+    } | {
+        "adapters that make up for its rounding": plan.adapters is not None and not plan.adapters.is_trained,
+        "a second pass over its inputs": (
+            plan.residual is not None and any(s.acts is None or s.acts.tile is None for s in samplers)
+        ),
+    }
+    for what in (words for words, is_made in shared.items() if is_made):
+        raise ValueError(
+            f"method {name}: {what} would reach every sampler of a batch, but is made for precision "
+            f"{config.precision.name} alone; leave out the part with it, or that with the samplers"
+        )
 
 
 def check_supported(composed: Composed, supports: frozenset[str], engine: str, extras: frozenset[str]) -> None:
