@@ -243,7 +243,8 @@ def policy_loss(
     logp, batch, clean = cleaned(logp, batch, c)
     ell, log_r = _surrogate(logp, batch, clean, algo)
     is_clipped = part_loss is None and algo.loss in ("ppo", "gspo") and algo.mode != "bypass_pg"
-    sums = _update_sums(log_r.detach(), logp.detach(), batch, clean, algo.dual_clip, is_clipped)
+    dual_clip = algo.dual_clip if algo.loss == "ppo" else None  # GSPO has none
+    sums = _update_sums(log_r.detach(), logp.detach(), batch, clean, dual_clip, is_clipped)
     if part_loss is not None:
         ell = part_loss
     agg = "seq-mean-token-mean" if is_clipped and algo.loss == "gspo" else algo.agg
