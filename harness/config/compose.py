@@ -33,7 +33,7 @@ from harness.api import (
     weight_format,
 )
 from harness.config.resolve import choose_parts, fixed_algo, rollout_plan, trainer_of
-from harness.config.schema import RunConfig
+from harness.config.schema import AlgoConfig, RunConfig
 from harness.foundation.did_you_mean import nearest
 from harness.numerics.formats import Format, at_rollout, format_named
 from harness.numerics.grids import bits_of, grid_of
@@ -165,6 +165,12 @@ def has_hook(part: Part, hook: str) -> bool:
     return getattr(type(part), hook) is not getattr(Part, hook)
 
 
+def own_hooks(part: Part) -> frozenset[str]:
+    """Names of the hooks that the part's class overrides, but for what it says of itself."""
+    hooks = {name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")}
+    return frozenset(hook for hook in hooks - {"needs", "idle"} if has_hook(part, hook))
+
+
 def _returned(part: Part, hook: str, value: Any, kind: type) -> Any:
     """The value that a part's hook returned. Raises ValueError, one line, where it is of another type."""
     if not isinstance(value, kind):
@@ -235,14 +241,35 @@ def compose(config: RunConfig) -> Composed:
 
 
 def advice(config: RunConfig, composed: Composed) -> list[str]:
-    """Remarks on settings that are allowed and change nothing, one line each."""
-    updates = config.algo.num_minibatches * config.algo.num_epochs
-    return [
-        f"{type(part).__name__} changes nothing below {part.needs_updates} updates per rollout batch, this run has "
-        f"{updates}: raise algo.num_minibatches or algo.num_epochs"
-        for part in composed.parts
-        if updates < part.needs_updates
-    ]
+    """Remarks on settings that are allowed and change nothing, one line each. `config`: as it was given, before the
+    method's own settings take the place of its."""
+    algo, method, first = config.algo, composed.method, Step(index=0, total=1, seed=0)
+    updates, remarks = algo.num_minibatches * algo.num_epochs, list[str]()
+    for part in composed.parts:
+        name, needs, hooks = type(part).__name__, part.needs(first), own_hooks(part)
+        if updates < part.needs_updates:
+            remarks.append(
+                f"{name} changes nothing below {part.needs_updates} updates per rollout batch, this run has {updates}: "
+                "raise algo.num_minibatches or algo.num_epochs"
+            )
+        if hooks and hooks <= part.idle(composed.plan):
+            remarks.append(f"{name} changes nothing at precision={config.precision.name}")
+        if "allowed_ids" in needs and config.engine.top_p == 1.0:
+            remarks.append(f"{name} changes nothing at engine.top_p=1: the sampler may draw every token")
+        if "version" in needs and not (algo.staleness or algo.partial_rollouts):
+            remarks.append(f"{name} goes by the age of tokens, which are all new: raise algo.staleness or "
+                           "algo.partial_rollouts")  # fmt: skip
+        if has_hook(part, "token_loss") and algo.loss != "ppo":
+            remarks.append(f"algo.loss={algo.loss} changes nothing: {name} replaces the objective")
+    if algo.batch_normalize != "none" and not any(part.sets_weight for part in composed.parts):
+        remarks.append(
+            f"algo.batch_normalize={algo.batch_normalize} changes nothing: no part of {method.name} sets weights"
+        )
+    for key in ("agg", "denom"):
+        given, fixed = getattr(algo, key), getattr(method, key)
+        if fixed is not None and given not in (fixed, getattr(AlgoConfig, key)):
+            remarks.append(f"algo.{key}={given} changes nothing: method {method.name} is defined with {fixed}")
+    return remarks
 
 
 def _check_parts(config: RunConfig, composed: Composed) -> None:

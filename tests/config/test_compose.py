@@ -313,6 +313,35 @@ def test_a_part_that_needs_more_updates_is_remarked() -> None:
     assert advice(config, compose(config)) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["method=fp8_rl", "precision=fp8_block"], "RecalibratedKV changes nothing at precision=fp8_block"),
+        (["method=fp8_rl", "precision=fp8_block+kv8"], None),
+        (["method=fp8_rl", "precision=fp8_block+kv8", "knobs.RecalibratedKV.protocol=inference"], None),
+        (["method=qarl", "precision=bf16", "algo=grpo"], "AlignedQAT changes nothing at precision=bf16"),
+        (["method=keep_sampling_mask"], "KeepSamplingMask changes nothing at engine.top_p=1: the sampler may draw "
+         "every token"),
+        (["method=keep_sampling_mask", "engine.top_p=0.9"], None),
+        (["method=max_age"], "MaxAge goes by the age of tokens, which are all new: raise algo.staleness or "
+         "algo.partial_rollouts"),
+        (["method=max_age", "algo.staleness=2"], None),
+        (["method=areal_prox", "algo.partial_rollouts=4"], None),
+        (["method=sapo", "algo.loss=gspo", "algo=grpo"], "algo.loss=gspo changes nothing: SAPO replaces the objective"),
+        (["method=flashrl", "algo.loss=gspo"], None),
+        (["method=naive", "algo.batch_normalize=token"], "algo.batch_normalize=token changes nothing: no part "
+         "of naive sets weights"),
+        (["method=flashrl", "algo.batch_normalize=token"], None),
+        (["method=minirl", "algo=grpo"], "algo.agg=seq-mean-token-mean changes nothing: method minirl is defined with "
+         "seq-mean-token-sum"),
+        (["method=ipo", "algo.denom=kept"], "algo.denom=kept changes nothing: method ipo is defined with original"),
+    ],
+)  # fmt: skip
+def test_a_setting_without_effect_is_remarked(words: list[str], line: str | None) -> None:
+    config = load([*words] if any(word.startswith("precision") for word in words) else [*words, "precision=int4"])
+    assert advice(config, compose(config)) == ([] if line is None else [line])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Forgetful(Part):
     """Hooks that return what they were made with."""
