@@ -121,7 +121,8 @@ class TokenBatch:
     rollout_logp: Tensor
     """[B, T] float32 nats, by the engine, while sampling."""
     old_logp: Tensor
-    """[B, T] float32 nats, by the trainer, before any update on this batch (bypass modes: the rollout's)."""
+    """[B, T] float32 nats, by the trainer, before any update on this batch. In the bypass modes `correct` and
+    `update_lr_factor` find the current policy's here, under bypass_ppo `token_loss` the sampler's."""
     step: Step
     shadow: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Reference-precision "old" and "current" log-probs, [B, T] each, if a part needs them."""

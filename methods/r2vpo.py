@@ -34,7 +34,6 @@ class R2VPO(Part):
     """The unclipped ratio with a penalty on its variance, whose multiplier holds it at a level."""
 
     owns_objective: ClassVar[bool] = True
-    needs_updates: ClassVar[int] = 2
     lam: float = 1.0
     """The multiplier at the first update; 0 with eta 0 is PPO without a clip."""
     delta: float = 0.01
@@ -48,6 +47,11 @@ class R2VPO(Part):
         for name in ("lam", "delta", "eta"):
             if getattr(self, name) < 0:
                 raise ValueError(f"R2VPO.{name}: {getattr(self, name)} (choose 0 or more)")
+
+    @property
+    def needs_updates(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The old policy is the current one until an update; the sampler differs by its format."""
+        return 2 if self.anchor == "old" else 1
 
     @property
     def modes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]

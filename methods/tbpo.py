@@ -57,7 +57,7 @@ class TBPO(Part):
     eps_high: float = 4e-4
     """Width above 1 for positive advantages (notes on the paper)."""
     delta_n: float | None = 7e-4
-    """Width above 1 for negative advantages; null takes eps_high, as before 7e-4 was known."""
+    """Width above 1 for negative advantages (notes on the paper); null takes eps_high."""
     cap: float = 2.0
     """C, the largest weight (notes on the paper, and a public fork)."""
     lo: float | None = None

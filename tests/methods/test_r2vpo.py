@@ -113,6 +113,10 @@ def test_the_multiplier_of_a_run(tmp_path: Path) -> None:
     assert row["part/R2VPO.lam"] > 1.0 - 3 * 0.01 + row["part/R2VPO.variance"]
     single = compose(small_config("method=r2vpo", "precision=int3"))
     assert any("R2VPO changes nothing below 2 updates" in line for line in advice(small_config(), single))
+    sampler = compose(small_config("method=r2vpo", "precision=int3", "knobs.R2VPO.anchor=rollout"))
+    assert advice(small_config(), sampler) == []
+    row = grpo_step(small_run(tmp_path, ["method=r2vpo", "precision=int3", "knobs.R2VPO.anchor=rollout"]))
+    assert row["part/R2VPO.variance"] > 0.001  # of one update: the mismatch
 
 
 def test_refusals() -> None:
