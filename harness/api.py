@@ -192,6 +192,11 @@ class Correction:
     adv_shift: Tensor | None = None
     """float32, added to the advantage before the objective; parts see the advantage without it. None: nothing is."""
 
+    def shifted(self, shift: Tensor) -> Correction:
+        """The correction with `shift` [B, T], of any float dtype, added to what shifts the advantage already."""
+        shift = shift.to(self.weight)
+        return replace(self, adv_shift=shift if self.adv_shift is None else self.adv_shift + shift)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, Memory, Method, Part, TokenBatch, later
-from methods.flashrl import BOUND, TIS, Level, log_rho, truncated_weight
+from harness.objective.loss import bounded
+from methods.flashrl import TIS, Level, log_rho, truncated_weight
 from methods.naive import LOW_BIT
 
 Stat = Literal["k1", "k2", "k3"]
@@ -32,7 +33,7 @@ def divergence(d: Tensor, mask: Tensor, stat: Stat, over: Over) -> Tensor:
 
     d is clamped to +-20 and must be 0 outside the mask [B, T] bool. verl's k1 is the negative of this one.
     """
-    d = d.clamp(-BOUND, BOUND)
+    d = bounded(d)
     value = d if stat == "k1" else 0.5 * d.square() if stat == "k2" else torch.expm1(d) - d
     if over == "token":
         return value

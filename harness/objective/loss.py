@@ -100,9 +100,14 @@ def cleaned(logp: Tensor, batch: TokenBatch, c: Correction) -> tuple[Tensor, Tok
     return torch.where(usable, logp, 0.0), clean, correction
 
 
+def bounded(log_ratio: Tensor) -> Tensor:
+    """Log-ratios of any shape, clamped to +-20; sums are clamped after summing (verl)."""
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
 def log_ratio(logp: Tensor, other: Tensor) -> Tensor:
     """logp - other, clamped to +-20. Shapes and gradients as the arguments."""
-    return (logp - other).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return bounded(logp - other)
 
 
 def clipped_surrogate(logp: Tensor, old_logp: Tensor, adv: Tensor, c: Correction, *, dual_clip: float | None) -> Tensor:
@@ -125,10 +130,10 @@ def _sequence_carrier(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
     """Log-ratio of GSPO (arXiv 2507.18071), [B, T]: all tokens of a sequence carry its length-normalised ratio s and
     clip together: logp - sg[logp] + sg[log s], at most 10 (verl). The paper's clips: 3e-4 and 4e-4."""
     held = logp.detach()
-    return (logp - held + _mean_log_ratio(held, old_logp, mask)).clamp(max=GSPO_LOG_RATIO_MAX)
+    return (logp - held + mean_log_ratio(held, old_logp, mask)).clamp(max=GSPO_LOG_RATIO_MAX)
 
 
-def _mean_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
+def mean_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
     """[B, 1] nats: mean of logp - old_logp over the mask, 0 for an empty row."""
     return (torch.where(mask, logp - old_logp, 0.0).sum(-1) / mask.sum(-1).clamp(min=1))[:, None]
 
@@ -160,8 +165,8 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, log_ratio: Tensor | No
         return 0.5 * x.square()
     if kind not in KL_KINDS:
         raise ValueError(f"kl_type: unknown {kind!r} (choose {', '.join(KL_KINDS)})")
-    bounded = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    k3 = torch.exp(-bounded) + bounded - 1.0
+    near = bounded(x)
+    k3 = torch.exp(-near) + near - 1.0
     if kind == "k3_is":
         if log_ratio is None:
             raise ValueError("kl_type: k3_is needs the log-ratio of the current to the old policy")
@@ -272,7 +277,7 @@ def kl_log_ratio(logp: Tensor, batch: TokenBatch, algo: Algorithm) -> Tensor:
     """Log of the ratio that k3_is multiplies by, nats with gradient: of the current policy to `batch.old_logp`, per
     token [b, T], under GSPO the length-normalised one of the sequence, [b, 1] (TRL's use_bias_correction_kl)."""
     if algo.loss == "gspo" and algo.mode != "bypass_pg":
-        return _mean_log_ratio(logp, batch.old_logp, batch.mask).clamp(max=GSPO_LOG_RATIO_MAX)
+        return mean_log_ratio(logp, batch.old_logp, batch.mask).clamp(max=GSPO_LOG_RATIO_MAX)
     return log_ratio(logp, batch.old_logp)
 
 

@@ -13,8 +13,9 @@ from harness.api import Memory
 from harness.config.compose import advice, compose
 from harness.objective.loss import start
 from harness.run.loop import grpo_step
+from methods.dc_grpo import next_multiplier
 from methods.flashrl import TIS
-from methods.r2vpo import METHOD, R2VPO, next_multiplier
+from methods.r2vpo import METHOD, R2VPO
 from tests.loss_cases import Algo, assert_exact, assert_published, random_batch, response
 from tests.objective_cases import objective, updated
 from tests.toy import small_config, small_run

@@ -302,6 +302,11 @@ def test_a_shift_is_an_advantage_and_nothing_else(loss: str) -> None:
     assert not torch.equal(value_and_gradient(logp, batch, c, algo)[1], value_and_gradient(logp, moved, c, algo)[1])
     none = value_and_gradient(logp, batch, replace(c, adv_shift=torch.zeros_like(shift)), algo)
     assert all(torch.equal(a, b) for a, b in zip(none, value_and_gradient(logp, batch, c, algo), strict=True))
+    twice = c.shifted(0.25 * shift).shifted(0.75 * shift).adv_shift
+    assert twice is not None
+    assert_exact(twice, shift)
+    narrow = c.shifted(shift.float()).adv_shift
+    assert narrow is not None and narrow.dtype == c.weight.dtype == torch.float64
     clean = cleaned(logp, batch, replace(c, adv_shift=shift))
     assert clean[2].adv_shift is None  # it has been added, and cannot be added twice
     assert_exact(clean[1].adv, torch.where(batch.mask, batch.adv + shift, 0.0))
