@@ -309,8 +309,9 @@ class RolloutEngine(Protocol):
         seed: int,
         top_p: float = 1.0,
     ) -> Rollout:
-        """`num_samples` responses to each prompt (token ids). Temperature 0 is greedy. `top_p` below 1, which
-        evaluations alone use: from the most probable tokens that together have this probability."""
+        """`num_samples` responses to each prompt (token ids). Temperature 0 is greedy. `top_p` below 1: from the most
+        probable tokens that together have this probability; training rollouts then need a part that asks for
+        "allowed_ids"."""
         ...
 
     def calibrate_kv(self, prompts: Sequence[Sequence[int]], protocol: KVProtocol = "trainer") -> None:
