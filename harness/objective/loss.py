@@ -178,17 +178,20 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, log_ratio: Tensor | No
     return k2 - k2.detach() + k3.detach()
 
 
-def aggregate(ell: Tensor, mask: Tensor, keep: Tensor, totals: Totals, *, agg: str, denom: str = "original") -> Tensor:
+def aggregate(
+    ell: Tensor, mask: Tensor, keep: Tensor, totals: Totals, *, agg: str, denom: str = "original",
+    summed: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Sum of a token matrix, as its share of the optimizer batch's loss (verl agg_loss, with every denominator global).
 
-    ell [b, T] float with gradient, mask and keep [b, T] bool -> scalar. The numerator is always the kept tokens;
-    `denom` says what denominators count: "original" the mask (rejection shrinks the update), "kept" the kept tokens.
-    A sequence without a counted token does not count.
+    ell [b, T] float with gradient, mask and keep [b, T] bool -> scalar. The numerator is the kept tokens, or those of
+    `summed` [b, T] bool; `denom` says what denominators count: "original" the mask (rejection shrinks the update),
+    "kept" the kept tokens. A sequence without a counted token does not count.
     """
     if denom not in ("original", "kept"):
         raise ValueError(f"denom: unknown {denom!r} (choose original, kept)")
     effective = mask & keep
-    x = torch.where(effective, ell, 0.0)
+    x = torch.where(effective if summed is None else summed, ell, 0.0)
     counted, num_tokens, num_sequences = mask, totals.num_tokens, max(totals.num_sequences, 1)
     if denom == "kept":
         counted, num_tokens, num_sequences = effective, totals.num_kept_tokens, max(totals.num_kept_sequences, 1)
@@ -254,7 +257,7 @@ def policy_loss(
         ell = part_loss
     agg = "seq-mean-token-mean" if is_clipped and algo.loss == "gspo" else algo.agg
     if owns_objective:
-        loss = aggregate(ell, mask, batch.mask, totals, agg=agg, denom=algo.denom)
+        loss = aggregate(ell, mask, clean.keep, totals, agg=agg, denom=algo.denom, summed=batch.mask)
     else:
         loss = aggregate(ell * clean.weight, mask, clean.keep, totals, agg=agg, denom=algo.denom)
     if algo.kl_coef:
