@@ -407,7 +407,8 @@ class Part:
         return Plan()
 
     def idle(self, plan: Plan) -> frozenset[str]:
-        """Names of its hooks that change nothing under this plan and these knobs: a backend may lack them."""
+        """Names of its hooks that change nothing under this plan and these knobs: a backend may lack them, and where
+        they are all that the part has, the user is told."""
         return frozenset()
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
