@@ -385,8 +385,9 @@ def check_passport(plan: Plan, passport: Passport) -> None:
         wrong.append(f"the second pass counts {passport.state.get('residual_alpha')}, planned {plan.residual_alpha:g}")
     for record in passport.weights:
         fmt = weight_format(plan, record.name)
-        if fmt is not None and record.format != fmt.name:
-            wrong.append(f"{record.name} is {record.format}, planned {fmt.name}")
+        is_plain = record.format in CASTS or record.name.endswith(".residual_channels")
+        if not is_plain if fmt is None else record.format != fmt.name:
+            wrong.append(f"{record.name} is {record.format}, planned {'not quantized' if fmt is None else fmt.name}")
     acts = plan.rollout_acts.name if plan.rollout_acts is not None else None
     for name, realized in passport.acts.items():
         planned = acts if weight_format(plan, name) is not None else None

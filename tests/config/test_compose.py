@@ -272,6 +272,14 @@ def test_inputs_that_nobody_planned_to_quantize_are_fatal() -> None:
         check_passport(exempt, passport("bf16", acts="int8_token"))
 
 
+def test_a_weight_that_nobody_planned_to_quantize_is_fatal() -> None:
+    """FlashRL's `keep_high` leaves layers in 16 bits; an engine that quantizes them all the same must not pass."""
+    kept = Plan(rollout_weights=format_named("int8_channel"), exceptions=(("*.q_proj.weight", None),))
+    check_passport(kept, passport("bf16", acts="bf16"))
+    with pytest.raises(RuntimeError, match=r"q_proj\.weight is int8_channel, planned not quantized \(1 diff"):
+        check_passport(kept, passport("int8_channel", acts="bf16"))
+
+
 def test_missing_capabilities_and_needs_are_named() -> None:
     composed = compose(load(["method=naive", "precision=int4"]))
     with pytest.raises(ValueError, match="rollout_weights:int4_g32"):
