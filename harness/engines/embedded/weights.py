@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import compress
 from operator import not_
 
@@ -21,7 +20,7 @@ from harness.api import LINEAR, Plan, TensorRecord, WeightStream, base_dtype, we
 from harness.engines.embedded.adapters import LiveAdapters
 from harness.engines.embedded.residual import ResidualChannels
 from harness.engines.embedded.slabs import Slab, cut, fill, gather, given_scales, records
-from harness.engines.weight_stream import read_stream
+from harness.engines.weight_stream import check_patterns, read_stream
 from harness.models.decoder import ROUTER, DecoderConfig, tensor_shapes
 from harness.numerics.formats import Format, at_rollout, format_named
 from harness.numerics.linear import EmulatedLinear
@@ -73,9 +72,7 @@ class LiveWeights:
         self.base = format_named(cast_name(base_dtype(plan)))
         self.eps = torch.tensor(config.rms_eps, device=device)
         self.shapes = tensor_shapes(config)
-        for pattern, _ in plan.exceptions:
-            if not any(fnmatchcase(name, pattern) for name in (*self.shapes, SINGLE["head"])):
-                raise ValueError(f"exceptions: {pattern} matches no tensor; choose a pattern such as model.layers.0.*")
+        check_patterns(plan, self.shapes)
         self.places = self._find_places()
         self.stacks = self._allocate()
         self.linears = {key: self._linear(place) for key, place in self.places.items()}

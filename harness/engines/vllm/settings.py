@@ -21,6 +21,7 @@ import torch
 
 from harness.api import QUANTIZED, Plan, base_dtype, fused, weight_format
 from harness.engines.vllm.builds import CPU, CUDA, Build, kind_of
+from harness.engines.weight_stream import check_patterns
 from harness.models.checkpoint import CONFIG, config_json
 from harness.models.decoder import ROUTER, DecoderConfig, tensor_shapes
 from harness.numerics.formats import Format, at_rollout
@@ -123,7 +124,8 @@ def cpu_flags() -> frozenset[str]:
 
 def check_shape(build: Build, config: DecoderConfig, plan: Plan) -> None:
     """Raises ValueError, one line, where the kernels do not take the model's shapes, or its experts in the plan's
-    formats."""
+    formats, and for an exception of the plan that matches no tensor."""
+    check_patterns(plan, tensor_shapes(config))
     if config.head_dim not in build.head_dims:
         raise ValueError(
             f"model.head_dim={config.head_dim}: vLLM's attention ({build.name}) takes "
