@@ -403,7 +403,8 @@ class Part:
         return frozenset()
 
     def plan(self, rollout: Plan) -> Plan:
-        """Formats that the part asks for; `rollout` is the plan of the precision axis."""
+        """Formats that the part asks for; `rollout` is the plan of the precision axis. Raises ValueError, one line,
+        where the part cannot go with it: the run is then refused before anything starts."""
         return Plan()
 
     def idle(self, plan: Plan) -> frozenset[str]:

@@ -156,7 +156,8 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, log_ratio: Tensor | No
     gradient of k2; k3_is the policy ratio times k3 without the second clamp, with gradient through both (DeepSeek-V3.2,
     arXiv 2512.02556 eq. 7): its gradient is ratio times x, whose mean under the old policy is that of the KL itself.
 
-    log_ratio, for k3_is alone: [B, T] or [B, 1] nats with gradient, current over old policy.
+    log_ratio, for k3_is alone: [B, T] or [B, 1] nats with gradient, current over old policy. Raises ValueError for
+    another kind, and for k3_is without it.
     """
     x = logp - ref_logp
     if kind == "k1":
@@ -186,7 +187,8 @@ def aggregate(
 
     ell [b, T] float with gradient, mask and keep [b, T] bool -> scalar. The numerator is the kept tokens, or those of
     `summed` [b, T] bool; `denom` says what denominators count: "original" the mask (rejection shrinks the update),
-    "kept" the kept tokens. A sequence without a counted token does not count.
+    "kept" the kept tokens. A sequence without a counted token does not count. Raises ValueError for another `agg` or
+    `denom`.
     """
     if denom not in ("original", "kept"):
         raise ValueError(f"denom: unknown {denom!r} (choose original, kept)")
@@ -213,6 +215,7 @@ def batch_normalize(weight: Tensor, mask: Tensor, level: Literal["token", "seque
 
     token: mean over the tokens of the mask; sequence: every non-empty sequence counts once, with its mean weight.
     Non-finite entries do not count. Nothing changes where the mean is at most 1e-8. Never call it on a micro-batch.
+    Raises ValueError for another level.
     """
     if level not in ("token", "sequence"):
         raise ValueError(f"batch normalization level: unknown {level!r} (choose token, sequence)")
@@ -244,6 +247,8 @@ def policy_loss(
     bypass_ppo is the same surrogate, the trainer having put the sampler's log-probs in `old_logp`. GSPO aggregates by
     seq-mean-token-mean. `part_loss` [b, T] (from `cleaned` inputs) replaces the surrogate; where `owns_objective`, it
     has weight and keep in it. The KL term (extras["ref_logp"]) and the entropy bonus run over the whole mask.
+    Raises ValueError for an unknown mode, loss, aggregation, denominator or KL, and for a KL term without the
+    reference's log-probs or an entropy bonus without an entropy that has a gradient.
     """
     if algo.mode not in MODES:
         raise ValueError(f"mode: unknown {algo.mode!r} (choose {', '.join(MODES)})")

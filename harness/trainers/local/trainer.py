@@ -245,7 +245,8 @@ class LocalTrainer:
 
     def step(self, factor: float = 1.0) -> dict[str, float]:
         """Take an optimizer step: unscale, clip, step, zero the gradients. A step with non-finite gradients under loss
-        scaling is skipped and counted. `factor` multiplies the learning rate of this step alone."""
+        scaling is skipped and counted, without it they raise Diverged. `factor` multiplies the learning rate of this
+        step alone."""
         scheduled = schedule(self.config, self.num_updates, self.total_updates)
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * group["lr_factor"] * scheduled * factor
