@@ -139,13 +139,13 @@ class Composed:
     def correct(self, c: Correction, b: TokenBatch) -> Correction:
         """Fold `Part.correct`."""
         for part, memory in zip(self.parts, self.memory, strict=True):
-            c = _corrected(part, "correct", part.correct(c, b, memory), b)
+            c = _corrected(part, "correct", part.correct(c, b, memory), c)
         return c
 
     def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch) -> Correction:
         """Fold `Part.correct_update`; `logp` is detached."""
         for part, memory in zip(self.parts, self.memory, strict=True):
-            c = _corrected(part, "correct_update", part.correct_update(c, logp, b, memory), b)
+            c = _corrected(part, "correct_update", part.correct_update(c, logp, b, memory), c)
         return c
 
     def token_loss(self) -> Part | None:
@@ -180,20 +180,23 @@ def _returned(part: Part, hook: str, value: Any, kind: type) -> Any:
     return value
 
 
-def _corrected(part: Part, hook: str, value: Any, b: TokenBatch) -> Correction:
-    """The correction that a part's `correct` or `correct_update` returned. Raises ValueError, one line, where it is no
-    `Correction` whose fields are tensors of the batch's shape."""
+def _corrected(part: Part, hook: str, value: Any, before: Correction) -> Correction:
+    """The correction that a part's `correct` or `correct_update` made of the one before. Raises ValueError, one line,
+    where it is no `Correction` whose fields are tensors of the batch's shape, and for a weight of a part that has not
+    said that it sets one: composition would let another part set it, too."""
     c: Correction = _returned(part, hook, value, Correction)
     for name in CORRECTED:
         field = getattr(c, name)
         if field is None and name == "adv_shift":
             continue
-        if not isinstance(field, Tensor) or field.shape != b.mask.shape:
+        if not isinstance(field, Tensor) or field.shape != before.keep.shape:
             found = f"shape {[*field.shape]}" if isinstance(field, Tensor) else f"a {type(field).__name__}"
             raise ValueError(
                 f"{type(part).__name__}.{hook} returned a Correction whose {name} is {found}; "
-                f"expected a tensor of shape {[*b.mask.shape]} (responses, tokens)"
+                f"expected a tensor of shape {[*before.keep.shape]} (responses, tokens)"
             )
+    if c.weight is not before.weight and not part.sets_weight:
+        raise ValueError(f"{type(part).__name__}.{hook} sets the weight; say sets_weight = True in the part")
     return c
 
 

@@ -392,6 +392,8 @@ def test_what_a_correction_hook_returns_is_checked_in_one_line(hook: str) -> Non
         with pytest.raises(ValueError, match=rf"^Forgetful\.{hook} {said}"):
             call(wrong)
     assert call(c) is c and call(shifted := replace(c, adv_shift=c.weight)) is shifted
+    with pytest.raises(ValueError, match=rf"^Forgetful\.{hook} sets the weight; say sets_weight = True in the part$"):
+        call(replace(c, weight=2.0 * c.weight))
 
 
 def test_other_hooks_that_return_nothing_are_named() -> None:
