@@ -121,7 +121,8 @@ class TokenBatch:
     rollout_logp: Tensor
     """[B, T] float32 nats, by the engine, while sampling."""
     old_logp: Tensor
-    """[B, T] float32 nats, by the trainer, before any update on this batch (bypass modes: the rollout's)."""
+    """[B, T] float32 nats, by the trainer, before any update on this batch. In the bypass modes `correct` and
+    `update_lr_factor` find the current policy's here, under bypass_ppo `token_loss` the sampler's."""
     step: Step
     shadow: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Reference-precision "old" and "current" log-probs, [B, T] each, if a part needs them."""
@@ -190,6 +191,11 @@ class Correction:
     """float32; starts as 1 + eps_high."""
     adv_shift: Tensor | None = None
     """float32, added to the advantage before the objective; parts see the advantage without it. None: nothing is."""
+
+    def shifted(self, shift: Tensor) -> Correction:
+        """The correction with `shift` [B, T], of any float dtype, added to what shifts the advantage already."""
+        shift = shift.to(self.weight)
+        return replace(self, adv_shift=shift if self.adv_shift is None else self.adv_shift + shift)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,8 +309,9 @@ class RolloutEngine(Protocol):
         seed: int,
         top_p: float = 1.0,
     ) -> Rollout:
-        """`num_samples` responses to each prompt (token ids). Temperature 0 is greedy. `top_p` below 1, which
-        evaluations alone use: from the most probable tokens that together have this probability."""
+        """`num_samples` responses to each prompt (token ids). Temperature 0 is greedy. `top_p` below 1: from the most
+        probable tokens that together have this probability; training rollouts then need a part that asks for
+        "allowed_ids"."""
         ...
 
     def calibrate_kv(self, prompts: Sequence[Sequence[int]], protocol: KVProtocol = "trainer") -> None:
@@ -396,11 +403,13 @@ class Part:
         return frozenset()
 
     def plan(self, rollout: Plan) -> Plan:
-        """Formats that the part asks for; `rollout` is the plan of the precision axis."""
+        """Formats that the part asks for; `rollout` is the plan of the precision axis. Raises ValueError, one line,
+        where the part cannot go with it: the run is then refused before anything starts."""
         return Plan()
 
     def idle(self, plan: Plan) -> frozenset[str]:
-        """Names of its hooks that change nothing under this plan and these knobs: a backend may lack them."""
+        """Names of its hooks that change nothing under this plan and these knobs: a backend may lack them, and where
+        they are all that the part has, the user is told."""
         return frozenset()
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:

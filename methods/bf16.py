@@ -1,7 +1,8 @@
 """Control: high-precision rollouts, no correction. The reference that every other arm is compared with.
 
-Claim: none. The trainer computes in float32 on every device (`bf16_train`: in BF16); the sampler is vLLM in BF16, or
-the embedded engine, which rounds weights, inputs and outputs of the linear layers to BF16.
+Claim: none. The trainer of a model made here computes in float32 on every device (`bf16_train`: in BF16), that of a
+Hugging Face model in BF16 unless `trainer.compute` says otherwise. The sampler is vLLM in BF16, or the embedded engine,
+which rounds weights, inputs and outputs of the linear layers to BF16.
 """
 
 from harness.api import Method

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, Memory, Method, Part, Step, TokenBatch
-from methods.flashrl import BOUND, TIS
+from harness.objective.loss import bounded
+from methods.flashrl import TIS
 from methods.jet_rl import FP8Flow
 
 MOVED = 1e-5
@@ -117,7 +118,7 @@ class CalibratedClipping(Part):
         """One calibration into `memory`: the band, and how many were made and skipped."""
         d, shadow = logp - b.old_logp, b.shadow["current"] - b.shadow["old"]
         usable = b.mask & c.keep & torch.isfinite(d) & torch.isfinite(shadow)
-        d, shadow = d[usable].clamp(-BOUND, BOUND), shadow[usable].clamp(-BOUND, BOUND)
+        d, shadow = bounded(d[usable]), bounded(shadow[usable])
         low, high = float(c.clip_low.max()), float(c.clip_high.min())
         band = None
         if d.numel() and min(float(d.abs().max()), float(shadow.abs().max())) > MOVED:

@@ -12,7 +12,7 @@ A weight cannot do this: it leaves tokens of advantage 0 alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from harness.api import Correction, Memory, Method, Part, TokenBatch
@@ -20,7 +20,9 @@ from methods.acrl import probability_gap
 from methods.naive import LOW_BIT
 
 
-def next_multiplier(lam: float, cost: float, level: float, eta: float, low: float, high: float) -> float:
+def next_multiplier(
+    lam: float, cost: float, level: float, eta: float, low: float = 0.0, high: float = float("inf")
+) -> float:
     """lam + eta (cost - level), within [low, high]."""
     return min(max(lam + eta * (cost - level), low), high)
 
@@ -53,8 +55,7 @@ class GapCost(Part):
         if bool(valid.any()):
             memory["gap"] = float(gap.sum() / valid.sum())
             memory["lam"] = next_multiplier(lam, memory["gap"], self.level, self.eta, self.lam_min, self.lam_max)
-        shift = -lam * gap.to(c.weight)
-        return replace(c, adv_shift=shift if c.adv_shift is None else c.adv_shift + shift)
+        return c.shifted(-lam * gap.to(c.weight))
 
 
 METHOD = Method(

@@ -77,7 +77,7 @@ class DPPO(Part):
     kappa: float = 0.0
     """Coefficient of log(p / p0)^2 over all tokens; prime-rl: 0.001."""
     reject_frac: float | None = later(None)
-    """Replace both bounds by one that this fraction of the first batch's tokens exceeds, whatever the side (ours; the
+    """Replace both bounds by one that this fraction of the first update's tokens exceeds, whatever the side (ours; the
     mask spares those that move back, so it rejects about half of them); None keeps them."""
 
     def __post_init__(self) -> None:

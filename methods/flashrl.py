@@ -34,11 +34,10 @@ from harness.api import (
 )
 from harness.numerics.formats import Format
 from harness.numerics.quantize import quantize, receiver_scale
+from harness.objective.loss import bounded
 from methods.naive import LOW_BIT
 
 Level = Literal["token", "sequence", "geometric"]
-BOUND = 20.0
-"""Log-ratios are clamped to +-20 before exp; sums after summing (verl)."""
 
 
 def log_rho(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor, level: Level) -> Tensor:
@@ -60,7 +59,7 @@ def log_rho(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor, level: Level) 
 
 def truncated_weight(log_ratio: Tensor, cap: float) -> Tensor:
     """min(exp(log_ratio), cap), [B, T] float; the log-ratio is clamped to +-20 first."""
-    return log_ratio.clamp(-BOUND, BOUND).exp().clamp(max=cap)
+    return bounded(log_ratio).exp().clamp(max=cap)
 
 
 def is_profiled(fmt: Format | None) -> bool:
@@ -108,7 +107,7 @@ class Profile(Part):
         counts, total = list[Tensor](), 0
         for name, tensor in weights:
             scale = fixed.get(f"{name}_scale")
-            if scale is not None:
+            if scale is not None and is_profiled(weight_format(plan, name)):  # another sampler may have another format
                 scale = scale.to(tensor.device)
                 counts.append(saturated(tensor, scale))
                 total += tensor.numel()

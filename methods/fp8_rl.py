@@ -73,7 +73,9 @@ class RecalibratedKV(Part):
             raise ValueError(f"RecalibratedKV.margin: {self.margin} (choose a positive factor)")
 
     def idle(self, plan: Plan) -> frozenset[str]:
-        return frozenset({"refit"} if plan.rollout_kv is None or self.protocol == "inference" else ())
+        if plan.rollout_kv is None:
+            return frozenset({"prepare", "refit", "sync", "after_sync"})
+        return frozenset({"prepare", "refit", "sync"} if self.protocol == "inference" else {"after_sync"})
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         if plan.rollout_kv is None or self.protocol == "inference":

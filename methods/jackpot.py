@@ -27,18 +27,19 @@ from torch import Tensor
 
 from harness.api import Correction, Memory, Method, Part, Step, TokenBatch
 from harness.foundation.seeds import generator
-from methods.flashrl import BOUND, log_rho
+from harness.objective.loss import bounded
+from methods.flashrl import log_rho
 from methods.naive import LOW_BIT
 
 
 def acceptance(log_ratio: Tensor, lam: float) -> Tensor:
     """min(1, q / (lam p)) of the sampled tokens, float of the shape of `log_ratio` = log q - log p, nats."""
-    return (log_ratio - log(lam)).clamp(-BOUND, 0.0).exp()
+    return bounded(log_ratio - log(lam)).clamp(max=0.0).exp()
 
 
 def accepted_weight(log_ratio: Tensor, rate: Tensor, lam: float, cap: float) -> Tensor:
     """min(Z max(lam, q / p), cap), [B, T] float. `rate` [B, T] or []: Z. Constants."""
-    return (rate * log_ratio.clamp(-BOUND, BOUND).exp().clamp(min=lam)).clamp(max=cap)
+    return (rate * bounded(log_ratio).exp().clamp(min=lam)).clamp(max=cap)
 
 
 def draws(b: TokenBatch, valid: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, Memory, Method, Part, TokenBatch, later
-from methods.flashrl import BOUND, TIS, Level, log_rho, truncated_weight
+from harness.objective.loss import bounded
+from methods.flashrl import TIS, Level, log_rho, truncated_weight
 from methods.naive import LOW_BIT
 
 Stat = Literal["k1", "k2", "k3"]
@@ -32,7 +33,7 @@ def divergence(d: Tensor, mask: Tensor, stat: Stat, over: Over) -> Tensor:
 
     d is clamped to +-20 and must be 0 outside the mask [B, T] bool. verl's k1 is the negative of this one.
     """
-    d = d.clamp(-BOUND, BOUND)
+    d = bounded(d)
     value = d if stat == "k1" else 0.5 * d.square() if stat == "k2" else torch.expm1(d) - d
     if over == "token":
         return value
@@ -42,10 +43,15 @@ def divergence(d: Tensor, mask: Tensor, stat: Stat, over: Over) -> Tensor:
     return (value.sum(-1, keepdim=True) / count).expand_as(d)
 
 
+MOST_SIZES = 2**24
+"""Values of which torch takes a quantile, at most."""
+
+
 def calibrated_bound(size: Tensor, frac: float, memory: Memory) -> float:
-    """The bound that rejects the share `frac` of the first batch's `size` [N], kept in `memory`; inf while N is 0."""
+    """The bound that rejects the share `frac` of the first `size` [N] that it sees, kept in `memory`; inf while N is 0.
+    Beyond `MOST_SIZES` an even sample stands for all."""
     if "bound" not in memory and size.numel():
-        memory["bound"] = float(size.quantile(1.0 - frac))
+        memory["bound"] = float(size[:: -(-size.numel() // MOST_SIZES)].quantile(1.0 - frac))
     return memory.get("bound", inf)
 
 
@@ -117,6 +123,8 @@ class Reject(Part):
             raise ValueError(f"{name}.lo, hi: k1 over {self.over} needs 0 < lo < hi and token, seq_sum or seq_mean")
         if self.stat != "k1" and self.lo is not None:
             raise ValueError(f"{name}.lo: {self.lo} means nothing for {self.stat} (choose null)")
+        if self.stat != "k1" and self.is_inverse:
+            raise ValueError(f"{name}.is_inverse: true means nothing for {self.stat} (choose false)")
         check_frac(self, self.reject_frac)
 
     def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:

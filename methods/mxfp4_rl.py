@@ -73,8 +73,8 @@ class OutlierFallback(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class MXErrors(Part):
-    """Metrics of every push: the squared error of each term over that of rounding, in the quantized weights, for MXFP4
-    without MBS. They sum to 1 less twice the product of scale and grid."""
+    """Metrics of every push: the squared error of each term over that of rounding, in the weights that are rolled out
+    in MXFP4, as if they were without MBS. They sum to 1 less twice the product of scale and grid."""
 
     def sync(self, weights: WeightStream, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> WeightStream:
         return weights if step.purpose != "rollout" else self._measured(weights, plan, memory)
@@ -83,7 +83,7 @@ class MXErrors(Part):
         squares, total = [0.0, 0.0, 0.0], 0.0
         for name, w in weights:
             fmt = weight_format(plan, name)
-            if fmt is not None and fmt.element == "e2m1":
+            if fmt is not None and fmt.element == "e2m1" and fmt.tile == MXFP4.tile:
                 scale, dead, grid = errors = error_terms(w)
                 squares = [s + float(e.square().sum()) for s, e in zip(squares, errors, strict=True)]
                 total += float((scale + dead + grid).square().sum())

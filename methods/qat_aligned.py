@@ -47,6 +47,9 @@ class AlignedQAT(Part):
     ste_clip: bool = False
     """No gradient for weights whose code is clipped; the sources pass it through."""
 
+    def idle(self, plan: Plan) -> frozenset[str]:
+        return frozenset() if is_low_bit(plan) else frozenset({"plan", "wrap"})
+
     def plan(self, rollout: Plan) -> Plan:
         if not is_low_bit(rollout):
             return Plan()

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from harness.api import Fixed, Memory, Method, Part, Plan, Site, Step, WeightStream, weight_format
+from harness.api import Fixed, Memory, Method, Part, Plan, Site, Step, WeightStream, base_dtype, weight_format
 from harness.foundation.seeds import generator
 from harness.numerics.formats import format_named
 from harness.numerics.noise_schedule import Decay, Definition, stage, stage_sigma, survival
@@ -35,11 +35,9 @@ BEYOND_SIGMA = 0.3173
 
 
 def held_dtype(plan: Plan, name: str) -> torch.dtype:
-    """Engine's dtype of gain `name`: as an exception says, else fp32 or fp16 with such weights, else bf16."""
-    fmt, base = weight_format(plan, name), plan.rollout_weights
-    if fmt is None and base is not None and base.element in ("fp32", "fp16"):
-        fmt = base
-    return CASTS[fmt.element] if fmt is not None else torch.bfloat16
+    """Engine's dtype of a weight that no scale belongs to: as an exception says, else the engine's own."""
+    fmt = weight_format(plan, name)
+    return base_dtype(plan) if fmt is None else CASTS[fmt.element]
 
 
 @dataclass(frozen=True, kw_only=True)

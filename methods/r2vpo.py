@@ -12,7 +12,7 @@ Not known: delta, the dual step, the first lam. Left out: the buffer of old data
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -20,13 +20,9 @@ from torch import Tensor
 
 from harness.api import Correction, Memory, Method, Part, TokenBatch
 from harness.objective.loss import log_ratio
+from methods.dc_grpo import next_multiplier
 from methods.dppo import Anchor, anchor_logp
 from methods.naive import LOW_BIT
-
-
-def next_multiplier(lam: float, variance: float, delta: float, eta: float) -> float:
-    """max(0, lam + eta (variance - delta))."""
-    return max(0.0, lam + eta * (variance - delta))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +30,6 @@ class R2VPO(Part):
     """The unclipped ratio with a penalty on its variance, whose multiplier holds it at a level."""
 
     owns_objective: ClassVar[bool] = True
-    needs_updates: ClassVar[int] = 2
     lam: float = 1.0
     """The multiplier at the first update; 0 with eta 0 is PPO without a clip."""
     delta: float = 0.01
@@ -50,6 +45,11 @@ class R2VPO(Part):
                 raise ValueError(f"R2VPO.{name}: {getattr(self, name)} (choose 0 or more)")
 
     @property
+    def needs_updates(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The old policy is the current one until an update; the sampler differs by its format."""
+        return 2 if self.anchor == "old" else 1
+
+    @property
     def modes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The bypass modes have no policy before the update, so a ratio to it is none."""
         return ("decoupled",) if self.anchor == "old" else ()
@@ -61,8 +61,7 @@ class R2VPO(Part):
         if bool(valid.any()):
             memory["variance"] = float(excess.square().sum() / valid.sum())
             memory["lam"] = next_multiplier(lam, memory["variance"], self.delta, self.eta)
-        shift = (-2.0 * lam * excess).to(c.weight)
-        return replace(c, adv_shift=shift if c.adv_shift is None else c.adv_shift + shift)
+        return c.shifted(-2.0 * lam * excess)
 
     def token_loss(self, logp: Tensor, c: Correction, b: TokenBatch) -> Tensor:
         ratio = log_ratio(logp, anchor_logp(b, self.anchor)).exp()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, Memory, Method, Part, TokenBatch
-from harness.objective.loss import GSPO_LOG_RATIO_MAX
+from harness.objective.loss import GSPO_LOG_RATIO_MAX, mean_log_ratio
 from methods.flashrl import log_rho, truncated_weight
 from methods.naive import LOW_BIT
 
@@ -32,9 +32,7 @@ def sequence_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
 
     logp [B, T] nats with gradient, old_logp constant, mask [B, T] bool. A row without tokens has s = 1.
     """
-    total = torch.where(mask, logp - old_logp, 0.0).sum(-1, keepdim=True)
-    mean = total / mask.sum(-1, keepdim=True).clamp(min=1)
-    return mean.clamp(max=GSPO_LOG_RATIO_MAX).exp()
+    return mean_log_ratio(logp, old_logp, mask).clamp(max=GSPO_LOG_RATIO_MAX).exp()
 
 
 def banded(s: Tensor, adv: Tensor, low: float, high: float, negative_high: float) -> Tensor:
@@ -57,7 +55,7 @@ class TBPO(Part):
     eps_high: float = 4e-4
     """Width above 1 for positive advantages (notes on the paper)."""
     delta_n: float | None = 7e-4
-    """Width above 1 for negative advantages; null takes eps_high, as before 7e-4 was known."""
+    """Width above 1 for negative advantages (notes on the paper); null takes eps_high."""
     cap: float = 2.0
     """C, the largest weight (notes on the paper, and a public fork)."""
     lo: float | None = None

@@ -40,7 +40,7 @@ class TRM(Part):
     delta_mean: float | None = None
     """Largest mean divergence, nats per token; null does not test it. The paper: 0.001."""
     reject_frac: float | None = later(None)
-    """Replace delta_max by the bound that rejects this share of the first batch's responses (ours); None keeps it."""
+    """Replace delta_max by the bound that rejects this share of the first update's responses (ours); None keeps it."""
 
     def __post_init__(self) -> None:
         check_frac(self, self.reject_frac)

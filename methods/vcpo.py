@@ -99,8 +99,7 @@ class OptimalBaseline(Part):
             mean = least_variance_baseline(some, equal, equal, of)
             shift[rows] = mean - least_variance_baseline(some, log_weight[rows], equal, of)
             memory["shift"] = float(shift[rows].abs().mean())
-        moved = shift.to(c.weight)[:, None].expand_as(c.weight)
-        return replace(c, adv_shift=moved if c.adv_shift is None else c.adv_shift + moved)
+        return c.shifted(shift[:, None].expand_as(c.weight))
 
 
 METHOD = Method(

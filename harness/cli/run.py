@@ -123,8 +123,9 @@ def resolved(overrides: Sequence[str], results: Path, *, is_dry: bool) -> tuple[
     from harness.start.prepare import check_data
     from harness.sweep import with_default_precision
 
-    config = resolve(load(with_default_precision(overrides)), planned_hash if is_dry else content_hash)
-    notes = advice(config, check(config))
+    given = load(with_default_precision(overrides))
+    config = resolve(given, planned_hash if is_dry else content_hash)
+    notes = advice(given, check(config))
     check_data(config)
     check_launch(config, launch)
     return config, launch, notes

@@ -33,7 +33,7 @@ from harness.api import (
     weight_format,
 )
 from harness.config.resolve import choose_parts, fixed_algo, rollout_plan, trainer_of
-from harness.config.schema import RunConfig
+from harness.config.schema import AlgoConfig, RunConfig
 from harness.foundation.did_you_mean import nearest
 from harness.numerics.formats import Format, at_rollout, format_named
 from harness.numerics.grids import bits_of, grid_of
@@ -139,13 +139,13 @@ class Composed:
     def correct(self, c: Correction, b: TokenBatch) -> Correction:
         """Fold `Part.correct`."""
         for part, memory in zip(self.parts, self.memory, strict=True):
-            c = _corrected(part, "correct", part.correct(c, b, memory), b)
+            c = _corrected(part, "correct", part.correct(c, b, memory), c)
         return c
 
     def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch) -> Correction:
         """Fold `Part.correct_update`; `logp` is detached."""
         for part, memory in zip(self.parts, self.memory, strict=True):
-            c = _corrected(part, "correct_update", part.correct_update(c, logp, b, memory), b)
+            c = _corrected(part, "correct_update", part.correct_update(c, logp, b, memory), c)
         return c
 
     def token_loss(self) -> Part | None:
@@ -165,6 +165,12 @@ def has_hook(part: Part, hook: str) -> bool:
     return getattr(type(part), hook) is not getattr(Part, hook)
 
 
+def own_hooks(part: Part) -> frozenset[str]:
+    """Names of the hooks that the part's class overrides, but for what it says of itself."""
+    hooks = {name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")}
+    return frozenset(hook for hook in hooks - {"needs", "idle"} if has_hook(part, hook))
+
+
 def _returned(part: Part, hook: str, value: Any, kind: type) -> Any:
     """The value that a part's hook returned. Raises ValueError, one line, where it is of another type."""
     if not isinstance(value, kind):
@@ -174,20 +180,23 @@ def _returned(part: Part, hook: str, value: Any, kind: type) -> Any:
     return value
 
 
-def _corrected(part: Part, hook: str, value: Any, b: TokenBatch) -> Correction:
-    """The correction that a part's `correct` or `correct_update` returned. Raises ValueError, one line, where it is no
-    `Correction` whose fields are tensors of the batch's shape."""
+def _corrected(part: Part, hook: str, value: Any, before: Correction) -> Correction:
+    """The correction that a part's `correct` or `correct_update` made of the one before. Raises ValueError, one line,
+    where it is no `Correction` whose fields are tensors of the batch's shape, and for a weight of a part that has not
+    said that it sets one: composition would let another part set it, too."""
     c: Correction = _returned(part, hook, value, Correction)
     for name in CORRECTED:
         field = getattr(c, name)
         if field is None and name == "adv_shift":
             continue
-        if not isinstance(field, Tensor) or field.shape != b.mask.shape:
+        if not isinstance(field, Tensor) or field.shape != before.keep.shape:
             found = f"shape {[*field.shape]}" if isinstance(field, Tensor) else f"a {type(field).__name__}"
             raise ValueError(
                 f"{type(part).__name__}.{hook} returned a Correction whose {name} is {found}; "
-                f"expected a tensor of shape {[*b.mask.shape]} (responses, tokens)"
+                f"expected a tensor of shape {[*before.keep.shape]} (responses, tokens)"
             )
+    if c.weight is not before.weight and not part.sets_weight:
+        raise ValueError(f"{type(part).__name__}.{hook} sets the weight; say sets_weight = True in the part")
     return c
 
 
@@ -235,14 +244,35 @@ def compose(config: RunConfig) -> Composed:
 
 
 def advice(config: RunConfig, composed: Composed) -> list[str]:
-    """Remarks on settings that are allowed and change nothing, one line each."""
-    updates = config.algo.num_minibatches * config.algo.num_epochs
-    return [
-        f"{type(part).__name__} changes nothing below {part.needs_updates} updates per rollout batch, this run has "
-        f"{updates}: raise algo.num_minibatches or algo.num_epochs"
-        for part in composed.parts
-        if updates < part.needs_updates
-    ]
+    """Remarks on settings that are allowed and change nothing, one line each. `config`: as it was given, before the
+    method's own settings take the place of its."""
+    algo, method, first = config.algo, composed.method, Step(index=0, total=1, seed=0)
+    updates, remarks = algo.num_minibatches * algo.num_epochs, list[str]()
+    for part in composed.parts:
+        name, needs, hooks = type(part).__name__, part.needs(first), own_hooks(part)
+        if updates < part.needs_updates:
+            remarks.append(
+                f"{name} changes nothing below {part.needs_updates} updates per rollout batch, this run has {updates}: "
+                "raise algo.num_minibatches or algo.num_epochs"
+            )
+        if hooks and hooks <= part.idle(composed.plan):
+            remarks.append(f"{name} changes nothing at precision={config.precision.name}")
+        if "allowed_ids" in needs and config.engine.top_p == 1.0:
+            remarks.append(f"{name} changes nothing at engine.top_p=1: the sampler may draw every token")
+        if "version" in needs and not (algo.staleness or algo.partial_rollouts):
+            remarks.append(f"{name} goes by the age of tokens, which are all new: raise algo.staleness or "
+                           "algo.partial_rollouts")  # fmt: skip
+        if has_hook(part, "token_loss") and algo.loss != "ppo":
+            remarks.append(f"algo.loss={algo.loss} changes nothing: {name} replaces the objective")
+    if algo.batch_normalize != "none" and not any(part.sets_weight for part in composed.parts):
+        remarks.append(
+            f"algo.batch_normalize={algo.batch_normalize} changes nothing: no part of {method.name} sets weights"
+        )
+    for key in ("agg", "denom"):
+        given, fixed = getattr(algo, key), getattr(method, key)
+        if fixed is not None and given not in (fixed, getattr(AlgoConfig, key)):
+            remarks.append(f"algo.{key}={given} changes nothing: method {method.name} is defined with {fixed}")
+    return remarks
 
 
 def _check_parts(config: RunConfig, composed: Composed) -> None:
@@ -291,14 +321,29 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
 
 
 def _check_samplers(config: RunConfig, composed: Composed) -> None:
-    """Raises ValueError for samplers of a batch that cannot be told apart or served."""
-    samplers = composed.plan.samplers or ()
-    sample_counts(composed.plan, config.algo.group_size)
+    """Raises ValueError for samplers of a batch that cannot be told apart or served, and for what is made for the
+    plan's own formats but would reach every one of them."""
+    plan, name = composed.plan, composed.method.name
+    samplers = plan.samplers or ()
+    sample_counts(plan, config.algo.group_size)
     names = [config.precision.name, *(s.name for s in samplers)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"precision={config.precision.name}: two samplers of a batch are called {twice}")
-    if composed.plan.sampler == "trainer":
-        raise ValueError(f"method {composed.method.name}: the trainer's own module is the one sampler of a batch")
+    if plan.sampler == "trainer":
+        raise ValueError(f"method {name}: the trainer's own module is the one sampler of a batch")
+    shared = {
+        f"exceptions: {pattern} as {fmt.name}": fmt.tile is not None for pattern, fmt in plan.exceptions if fmt
+    } | {
+        "adapters that make up for its rounding": plan.adapters is not None and not plan.adapters.is_trained,
+        "a second pass over its inputs": (
+            plan.residual is not None and any(s.acts is None or s.acts.tile is None for s in samplers)
+        ),
+    }
+    for what in (words for words, is_made in shared.items() if is_made):
+        raise ValueError(
+            f"method {name}: {what} would reach every sampler of a batch, but is made for precision "
+            f"{config.precision.name} alone; leave out the part with it, or that with the samplers"
+        )
 
 
 def check_supported(composed: Composed, supports: frozenset[str], engine: str, extras: frozenset[str]) -> None:
@@ -343,8 +388,9 @@ def check_passport(plan: Plan, passport: Passport) -> None:
         wrong.append(f"the second pass counts {passport.state.get('residual_alpha')}, planned {plan.residual_alpha:g}")
     for record in passport.weights:
         fmt = weight_format(plan, record.name)
-        if fmt is not None and record.format != fmt.name:
-            wrong.append(f"{record.name} is {record.format}, planned {fmt.name}")
+        is_plain = record.format in CASTS or record.name.endswith(".residual_channels")
+        if not is_plain if fmt is None else record.format != fmt.name:
+            wrong.append(f"{record.name} is {record.format}, planned {'not quantized' if fmt is None else fmt.name}")
     acts = plan.rollout_acts.name if plan.rollout_acts is not None else None
     for name, realized in passport.acts.items():
         planned = acts if weight_format(plan, name) is not None else None

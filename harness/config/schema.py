@@ -248,6 +248,8 @@ class EngineConfig:
     name: Literal["embedded", "vllm"] = "embedded"
     temperature: Positive = 1.0
     top_p: Share = 1.0
+    """Share of the probability that tokens are sampled from; below 1 the method must keep the sampler's set
+    (`methods.keep_sampling_mask`)."""
     max_new_tokens: Count | None = None
     """Null: the task's own limit."""
     max_batch: Count = 256

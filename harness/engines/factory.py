@@ -8,16 +8,17 @@ import torch
 
 from harness.api import Plan, RolloutEngine
 from harness.config.compose import Composed, check_supported
-from harness.config.decoder_config import decoder_config
+from harness.config.decoder_config import decoder_config, shape_to_check
 from harness.config.schema import RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.engines.vllm import builds, settings
-from harness.models.decoder import Decoder, DecoderConfig
+from harness.engines.weight_stream import check_patterns
+from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
 
 
 def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) -> None:
     """Raises ValueError, one line, where the run's engine cannot follow the plan or has no kernels for the model's
-    shape. Loads nothing.
+    shape, and where the plan names tensors that there are none of. Loads nothing.
 
     A run can be planned, and its records read, where neither its engine nor its GPU is: the device says which build of
     vLLM is asked, and `check_installed` refuses the start. `extras`: what the trainer can compute for a part
@@ -25,6 +26,8 @@ def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) 
     """
     if config.engine.name != "vllm":
         check_supported(composed, EmbeddedEngine.supports, config.engine.name, extras)
+        if (shape := shape_to_check(config.model)) is not None:
+            check_patterns(composed.plan, tensor_shapes(shape))
         return
     build = builds.CUDA if config.trainer.device == "cuda" else builds.CPU
     builds.check_plan(build, composed.plan)

@@ -1,13 +1,15 @@
-"""Reader of weight streams: every tensor once, by checkpoint name, or a ValueError that names what is wrong."""
+"""Reader of weight streams: every tensor once, by checkpoint name, or a ValueError that names what is wrong, as for a
+plan that names none of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from torch import Tensor
 
-from harness.api import WeightStream
+from harness.api import Plan, WeightStream
 from harness.models.adapters import LORA
 from harness.numerics.kv_scales import ENDINGS
 
@@ -56,6 +58,14 @@ def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *,
     if missing or unexpected:
         raise ValueError(f"weight stream: missing {listed(missing)}; unexpected {listed(unexpected)}")
     return stream
+
+
+def check_patterns(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ValueError for an exception of the plan that matches no tensor of the checkpoint, whose `shapes` these
+    are: it would change nothing."""
+    for pattern, _ in plan.exceptions:
+        if not any(fnmatchcase(name, pattern) for name in (*shapes, "lm_head.weight")):
+            raise ValueError(f"exceptions: {pattern} matches no tensor; choose a pattern such as model.layers.0.*")
 
 
 def listed(names: list[str]) -> str:

@@ -24,6 +24,12 @@ _EXPONENT_BITS = 0x7F800000
 _E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
+def cast_name(dtype: torch.dtype) -> str:
+    """Name of the element that is this dtype; torch's own name for any other dtype."""
+    names = {cast: name for name, cast in CASTS.items()}
+    return names.get(dtype, str(dtype).removeprefix("torch."))
+
+
 def constant(value: float, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """`value` as a tensor of no dimension on the device of `like`, made once.
 

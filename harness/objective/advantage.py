@@ -73,6 +73,7 @@ def group_advantage(scores: Tensor, group: Tensor, kind: AdvantageKind = "grpo",
     batch    (s - mean) / (std of the whole batch + eps)    TRL, scale_rewards="batch"
     A group of one keeps its score, with mean 0 and std 1, in grpo and dr_grpo (verl) and gets 0 in loo and batch
     (NeMo-RL, TRL). Two-pass and in float64: equal scores give exactly 0, where 1/eps would blow up float32 rounding.
+    Raises ValueError for another kind.
     """
     if kind not in KINDS:
         raise ValueError(f"advantage kind: unknown {kind!r} (choose {', '.join(KINDS)})")
@@ -106,7 +107,8 @@ def _group_sum(values: Tensor, index: Tensor, counts: Tensor) -> Tensor:
 def overlong_penalty(lengths: Tensor, max_len: int, buffer: int, factor: float = 1.0) -> Tensor:
     """Soft penalty added to the score of long responses (DAPO, arXiv 2503.14476 eq. 13).
 
-    lengths [B] int, tokens -> [B] float32: 0 up to max_len - buffer, then linear, -factor from max_len on.
+    lengths [B] int, tokens -> [B] float32: 0 up to max_len - buffer, then linear, -factor from max_len on. Raises
+    ValueError for a buffer that is not from 1 to max_len.
     """
     if not 0 < buffer <= max_len:
         raise ValueError(f"overlong buffer: {buffer} tokens (choose 1 to the maximum length, {max_len})")

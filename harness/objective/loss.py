@@ -100,9 +100,14 @@ def cleaned(logp: Tensor, batch: TokenBatch, c: Correction) -> tuple[Tensor, Tok
     return torch.where(usable, logp, 0.0), clean, correction
 
 
+def bounded(log_ratio: Tensor) -> Tensor:
+    """Log-ratios of any shape, clamped to +-20; sums are clamped after summing (verl)."""
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
 def log_ratio(logp: Tensor, other: Tensor) -> Tensor:
     """logp - other, clamped to +-20. Shapes and gradients as the arguments."""
-    return (logp - other).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return bounded(logp - other)
 
 
 def clipped_surrogate(logp: Tensor, old_logp: Tensor, adv: Tensor, c: Correction, *, dual_clip: float | None) -> Tensor:
@@ -125,10 +130,10 @@ def _sequence_carrier(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
     """Log-ratio of GSPO (arXiv 2507.18071), [B, T]: all tokens of a sequence carry its length-normalised ratio s and
     clip together: logp - sg[logp] + sg[log s], at most 10 (verl). The paper's clips: 3e-4 and 4e-4."""
     held = logp.detach()
-    return (logp - held + _mean_log_ratio(held, old_logp, mask)).clamp(max=GSPO_LOG_RATIO_MAX)
+    return (logp - held + mean_log_ratio(held, old_logp, mask)).clamp(max=GSPO_LOG_RATIO_MAX)
 
 
-def _mean_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
+def mean_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
     """[B, 1] nats: mean of logp - old_logp over the mask, 0 for an empty row."""
     return (torch.where(mask, logp - old_logp, 0.0).sum(-1) / mask.sum(-1).clamp(min=1))[:, None]
 
@@ -151,7 +156,8 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, log_ratio: Tensor | No
     gradient of k2; k3_is the policy ratio times k3 without the second clamp, with gradient through both (DeepSeek-V3.2,
     arXiv 2512.02556 eq. 7): its gradient is ratio times x, whose mean under the old policy is that of the KL itself.
 
-    log_ratio, for k3_is alone: [B, T] or [B, 1] nats with gradient, current over old policy.
+    log_ratio, for k3_is alone: [B, T] or [B, 1] nats with gradient, current over old policy. Raises ValueError for
+    another kind, and for k3_is without it.
     """
     x = logp - ref_logp
     if kind == "k1":
@@ -160,8 +166,8 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, log_ratio: Tensor | No
         return 0.5 * x.square()
     if kind not in KL_KINDS:
         raise ValueError(f"kl_type: unknown {kind!r} (choose {', '.join(KL_KINDS)})")
-    bounded = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    k3 = torch.exp(-bounded) + bounded - 1.0
+    near = bounded(x)
+    k3 = torch.exp(-near) + near - 1.0
     if kind == "k3_is":
         if log_ratio is None:
             raise ValueError("kl_type: k3_is needs the log-ratio of the current to the old policy")
@@ -173,17 +179,21 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, log_ratio: Tensor | No
     return k2 - k2.detach() + k3.detach()
 
 
-def aggregate(ell: Tensor, mask: Tensor, keep: Tensor, totals: Totals, *, agg: str, denom: str = "original") -> Tensor:
+def aggregate(
+    ell: Tensor, mask: Tensor, keep: Tensor, totals: Totals, *, agg: str, denom: str = "original",
+    summed: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Sum of a token matrix, as its share of the optimizer batch's loss (verl agg_loss, with every denominator global).
 
-    ell [b, T] float with gradient, mask and keep [b, T] bool -> scalar. The numerator is always the kept tokens;
-    `denom` says what denominators count: "original" the mask (rejection shrinks the update), "kept" the kept tokens.
-    A sequence without a counted token does not count.
+    ell [b, T] float with gradient, mask and keep [b, T] bool -> scalar. The numerator is the kept tokens, or those of
+    `summed` [b, T] bool; `denom` says what denominators count: "original" the mask (rejection shrinks the update),
+    "kept" the kept tokens. A sequence without a counted token does not count. Raises ValueError for another `agg` or
+    `denom`.
     """
     if denom not in ("original", "kept"):
         raise ValueError(f"denom: unknown {denom!r} (choose original, kept)")
     effective = mask & keep
-    x = torch.where(effective, ell, 0.0)
+    x = torch.where(effective if summed is None else summed, ell, 0.0)
     counted, num_tokens, num_sequences = mask, totals.num_tokens, max(totals.num_sequences, 1)
     if denom == "kept":
         counted, num_tokens, num_sequences = effective, totals.num_kept_tokens, max(totals.num_kept_sequences, 1)
@@ -205,6 +215,7 @@ def batch_normalize(weight: Tensor, mask: Tensor, level: Literal["token", "seque
 
     token: mean over the tokens of the mask; sequence: every non-empty sequence counts once, with its mean weight.
     Non-finite entries do not count. Nothing changes where the mean is at most 1e-8. Never call it on a micro-batch.
+    Raises ValueError for another level.
     """
     if level not in ("token", "sequence"):
         raise ValueError(f"batch normalization level: unknown {level!r} (choose token, sequence)")
@@ -236,6 +247,8 @@ def policy_loss(
     bypass_ppo is the same surrogate, the trainer having put the sampler's log-probs in `old_logp`. GSPO aggregates by
     seq-mean-token-mean. `part_loss` [b, T] (from `cleaned` inputs) replaces the surrogate; where `owns_objective`, it
     has weight and keep in it. The KL term (extras["ref_logp"]) and the entropy bonus run over the whole mask.
+    Raises ValueError for an unknown mode, loss, aggregation, denominator or KL, and for a KL term without the
+    reference's log-probs or an entropy bonus without an entropy that has a gradient.
     """
     if algo.mode not in MODES:
         raise ValueError(f"mode: unknown {algo.mode!r} (choose {', '.join(MODES)})")
@@ -243,12 +256,13 @@ def policy_loss(
     logp, batch, clean = cleaned(logp, batch, c)
     ell, log_r = _surrogate(logp, batch, clean, algo)
     is_clipped = part_loss is None and algo.loss in ("ppo", "gspo") and algo.mode != "bypass_pg"
-    sums = _update_sums(log_r.detach(), logp.detach(), batch, clean, algo.dual_clip, is_clipped)
+    dual_clip = algo.dual_clip if algo.loss == "ppo" else None  # GSPO has none
+    sums = _update_sums(log_r.detach(), logp.detach(), batch, clean, dual_clip, is_clipped)
     if part_loss is not None:
         ell = part_loss
     agg = "seq-mean-token-mean" if is_clipped and algo.loss == "gspo" else algo.agg
     if owns_objective:
-        loss = aggregate(ell, mask, batch.mask, totals, agg=agg, denom=algo.denom)
+        loss = aggregate(ell, mask, clean.keep, totals, agg=agg, denom=algo.denom, summed=batch.mask)
     else:
         loss = aggregate(ell * clean.weight, mask, clean.keep, totals, agg=agg, denom=algo.denom)
     if algo.kl_coef:
@@ -271,7 +285,7 @@ def kl_log_ratio(logp: Tensor, batch: TokenBatch, algo: Algorithm) -> Tensor:
     """Log of the ratio that k3_is multiplies by, nats with gradient: of the current policy to `batch.old_logp`, per
     token [b, T], under GSPO the length-normalised one of the sequence, [b, 1] (TRL's use_bias_correction_kl)."""
     if algo.loss == "gspo" and algo.mode != "bypass_pg":
-        return _mean_log_ratio(logp, batch.old_logp, batch.mask).clamp(max=GSPO_LOG_RATIO_MAX)
+        return mean_log_ratio(logp, batch.old_logp, batch.mask).clamp(max=GSPO_LOG_RATIO_MAX)
     return log_ratio(logp, batch.old_logp)
 
 

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from harness.api import Correction, TokenBatch
+from harness.objective.loss import bounded, log_ratio
 
-BOUND = 20.0
-"""Log-ratios are clamped to +-20 before exp."""
 POSITION_BUCKETS = 64
 ENTROPY_EDGES = (0.0, 0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Lower edges of the entropy buckets, nats; the last bucket is open."""
@@ -70,7 +69,7 @@ def staleness_metrics(batch: TokenBatch, stale_logp: Tensor) -> dict[str, float]
     valid = batch.mask & torch.isfinite(batch.old_logp - batch.rollout_logp) & torch.isfinite(stale_logp)
     index = valid.flatten().nonzero().squeeze(-1)
     old, stale, rollout = (x.take(index).double() for x in (batch.old_logp, stale_logp, batch.rollout_logp))
-    gaps = ((old - stale).clamp(-BOUND, BOUND), (stale - rollout).clamp(-BOUND, BOUND))
+    gaps = (log_ratio(old, stale), log_ratio(stale, rollout))
     values = torch.stack([(torch.expm1(d) - d).mean() for d in gaps]).tolist()
     return dict(zip(("staleness/kl_k3", "staleness/format_kl_k3"), values, strict=True))
 
@@ -125,7 +124,7 @@ def _correlation(covariance: float, variance: float, other: float) -> float:
 
 def _token_statistics(old: Tensor, rollout: Tensor, cap: float, entropy: Tensor | None) -> Tensor:
     """[N] float64 each -> the values named by _MEANS, _RATIOS, _EXTREMES and _PAIRS, in that order."""
-    d = (old - rollout).clamp(-BOUND, BOUND)
+    d = log_ratio(old, rollout)
     size = d.abs()
     growth, shrink = torch.expm1(d), torch.expm1(-d)
     rho = growth + 1.0
@@ -159,10 +158,10 @@ def _sequence_statistics(old_logp: Tensor, rollout_logp: Tensor, valid: Tensor, 
     product = torch.where(valid, old_logp.double() - rollout_logp.double(), 0.0).sum(-1)[used]
     log_train, log_rollout = -old_sum / n, -rollout_sum / n
     gap = -product / n
-    rho = product.clamp(-BOUND, BOUND).exp()
+    rho = bounded(product).exp()
     weight = rho.clamp(max=cap)
     rows = [log_train.exp(), log_rollout.exp(), log_train, log_rollout, gap, gap.abs()]
-    rows += [gap.clamp(-BOUND, BOUND).exp(), rho, rho * rho, weight, weight * weight]
+    rows += [bounded(gap).exp(), rho, rho * rho, weight, weight * weight]
     return torch.cat([torch.stack(rows).mean(1), torch.stack([gap.max(), gap.min()])])
 
 
@@ -194,7 +193,7 @@ def by_entropy(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor, entropy: Te
 
 def _bucketed(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor, index: Tensor, num: int) -> dict[str, list[float]]:
     valid = mask & torch.isfinite(old_logp - rollout_logp)
-    d = (old_logp[valid].double() - rollout_logp[valid].double()).clamp(-BOUND, BOUND)
+    d = log_ratio(old_logp[valid].double(), rollout_logp[valid].double())
     rows = torch.stack([torch.expm1(d) - d, d.abs(), torch.ones_like(d)])
     sums = torch.zeros(3, num, dtype=d.dtype, device=d.device).index_add(1, index[valid], rows)
     means = (sums[:2] / sums[2]).tolist()

@@ -272,6 +272,14 @@ def test_inputs_that_nobody_planned_to_quantize_are_fatal() -> None:
         check_passport(exempt, passport("bf16", acts="int8_token"))
 
 
+def test_a_weight_that_nobody_planned_to_quantize_is_fatal() -> None:
+    """FlashRL's `keep_high` leaves layers in 16 bits; an engine that quantizes them all the same must not pass."""
+    kept = Plan(rollout_weights=format_named("int8_channel"), exceptions=(("*.q_proj.weight", None),))
+    check_passport(kept, passport("bf16", acts="bf16"))
+    with pytest.raises(RuntimeError, match=r"q_proj\.weight is int8_channel, planned not quantized \(1 diff"):
+        check_passport(kept, passport("int8_channel", acts="bf16"))
+
+
 def test_missing_capabilities_and_needs_are_named() -> None:
     composed = compose(load(["method=naive", "precision=int4"]))
     with pytest.raises(ValueError, match="rollout_weights:int4_g32"):
@@ -311,6 +319,35 @@ def test_a_part_that_needs_more_updates_is_remarked() -> None:
     assert line.startswith("ACR changes nothing below 2 updates per rollout batch, this run has 1: raise")
     config = load(["method=qurl", "precision=int8", "algo.num_epochs=2"])
     assert advice(config, compose(config)) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["method=fp8_rl", "precision=fp8_block"], "RecalibratedKV changes nothing at precision=fp8_block"),
+        (["method=fp8_rl", "precision=fp8_block+kv8"], None),
+        (["method=fp8_rl", "precision=fp8_block+kv8", "knobs.RecalibratedKV.protocol=inference"], None),
+        (["method=qarl", "precision=bf16", "algo=grpo"], "AlignedQAT changes nothing at precision=bf16"),
+        (["method=keep_sampling_mask"], "KeepSamplingMask changes nothing at engine.top_p=1: the sampler may draw "
+         "every token"),
+        (["method=keep_sampling_mask", "engine.top_p=0.9"], None),
+        (["method=max_age"], "MaxAge goes by the age of tokens, which are all new: raise algo.staleness or "
+         "algo.partial_rollouts"),
+        (["method=max_age", "algo.staleness=2"], None),
+        (["method=areal_prox", "algo.partial_rollouts=4"], None),
+        (["method=sapo", "algo.loss=gspo", "algo=grpo"], "algo.loss=gspo changes nothing: SAPO replaces the objective"),
+        (["method=flashrl", "algo.loss=gspo"], None),
+        (["method=naive", "algo.batch_normalize=token"], "algo.batch_normalize=token changes nothing: no part "
+         "of naive sets weights"),
+        (["method=flashrl", "algo.batch_normalize=token"], None),
+        (["method=minirl", "algo=grpo"], "algo.agg=seq-mean-token-mean changes nothing: method minirl is defined with "
+         "seq-mean-token-sum"),
+        (["method=ipo", "algo.denom=kept"], "algo.denom=kept changes nothing: method ipo is defined with original"),
+    ],
+)  # fmt: skip
+def test_a_setting_without_effect_is_remarked(words: list[str], line: str | None) -> None:
+    config = load([*words] if any(word.startswith("precision") for word in words) else [*words, "precision=int4"])
+    assert advice(config, compose(config)) == ([] if line is None else [line])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,6 +392,8 @@ def test_what_a_correction_hook_returns_is_checked_in_one_line(hook: str) -> Non
         with pytest.raises(ValueError, match=rf"^Forgetful\.{hook} {said}"):
             call(wrong)
     assert call(c) is c and call(shifted := replace(c, adv_shift=c.weight)) is shifted
+    with pytest.raises(ValueError, match=rf"^Forgetful\.{hook} sets the weight; say sets_weight = True in the part$"):
+        call(replace(c, weight=2.0 * c.weight))
 
 
 def test_other_hooks_that_return_nothing_are_named() -> None:

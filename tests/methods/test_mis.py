@@ -13,7 +13,7 @@ from harness.api import TokenBatch
 from methods.dppo import DPPO
 from methods.flashrl import TIS
 from methods.icepop import IcePop
-from methods.mis import K3RS, MIS, GeoRS, Over, Reject, Stat, divergence
+from methods.mis import K3RS, MIS, MOST_SIZES, GeoRS, Over, Reject, Stat, calibrated_bound, divergence
 from methods.trm import TRM
 from tests.loss_cases import (
     Algo,
@@ -158,6 +158,15 @@ def test_calibrated_bounds_reject_the_asked_share_of_the_first_batch_and_stay() 
         assert memory == before and len(before) == 1
 
 
+def test_a_bound_of_more_values_than_torch_takes_a_quantile_of() -> None:
+    """512 responses of 32K tokens are as many as that: a bound that half of the values from 0 to 1 exceed is 1 / 2."""
+    size = torch.linspace(0.0, 1.0, MOST_SIZES + 2)
+    with pytest.raises(RuntimeError, match="too large"):
+        size.quantile(0.5)
+    assert calibrated_bound(size, 0.5, {}) == pytest.approx(0.5, abs=1e-5)
+    assert calibrated_bound(size, 0.05, memory := {}) == memory["bound"] == pytest.approx(0.95, abs=1e-5)
+
+
 def test_other_masks_reject_the_same_share_of_the_first_batch() -> None:
     """Tokens for IcePop and DPPO, responses for MIS and TRM; the second batch has the bound of the first."""
     logp, batch = random_batch("equal shares", size=(400, 5))
@@ -199,6 +208,7 @@ def test_other_masks_reject_the_same_share_of_the_first_batch() -> None:
         (lambda: Reject(stat="k1"), r"Reject.lo, hi: k1"),
         (lambda: Reject(stat="k1", over="seq_max", lo=0.5, hi=2.0), r"Reject.lo, hi: k1 over seq_max"),
         (lambda: K3RS(lo=0.5), r"K3RS.lo: 0.5 means nothing for k3"),
+        (lambda: K3RS(is_inverse=True), r"K3RS.is_inverse: true means nothing for k3 \(choose false\)"),
     ],
 )
 def test_bad_knobs(make: object, message: str) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from harness.api import Plan, Sampler, Step, sample_counts, sampler_plans
 from harness.config.compose import compose, plan_json
+from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.clock import Clock
 from harness.numerics.formats import format_named
 from harness.run.checks import check
@@ -54,6 +55,23 @@ def test_the_share_is_between_all_low_bit_and_all_high(tmp_path: Path) -> None:
     assert mismatches == sorted(mismatches, reverse=True) and mismatches[0] > 1.2 * mismatches[1]
 
 
+def test_frozen_scales_of_one_sampler_do_not_reach_another(tmp_path: Path) -> None:
+    """FlashRL's INT8 scales are largest magnitude / 127; FP8 by channel has largest magnitude / 448 of its own."""
+    other = ["knobs.SecondSampler.weights=e4m3_channel", "knobs.SecondSampler.acts=e4m3_token"]
+    parts = "parts=[flashrl.Profile,mixed_rollouts.SecondSampler,flashrl.TIS]"
+    run = small_run(tmp_path, ["method=mixed_rollouts", "precision=int8", parts, *other])
+    push_weights(run, run.engine, STEP)
+    weights = dict(run.trainer.weights())
+    engines = (run.engine, run.others[0].engine)
+    for engine, largest in zip(engines, (127.0, 448.0), strict=True):
+        assert isinstance(engine, EmbeddedEngine)
+        slab, q = next(pair for pair in engine.weights.loaded if pair[0].sources[0].endswith("q_proj.weight"))
+        wide = weights[slab.sources[0]].to(torch.bfloat16).float().abs().amax(1)
+        assert q.scale is not None
+        first = q.scale.flatten(0, -2)[: len(wide), 0]
+        assert torch.allclose(first, wide / largest, rtol=0.01)
+
+
 def test_shares_that_are_no_responses_are_refused() -> None:
     bf16 = format_named("bf16")
 
@@ -92,6 +110,19 @@ def test_method_plan_and_refusals() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             compose(small_config(*more))
+    for part, precision, message in (
+        (
+            "rilq.RILQ",
+            "int2",
+            r"adapters that make up for its rounding would reach .* precision int2 alone",
+        ),
+        ("quads.ResidualPass", "nvfp4_w4a4", r"a second pass over its inputs would reach every sampler of a batch"),
+        ("qat_no_kd.GPTQStart", "int4", r"exceptions: \*.q_proj.weight as int4_g32_asym would reach every sampler"),
+    ):
+        asymmetric = ["knobs.GPTQStart.grid=asymmetric"] if "GPTQ" in part else []
+        with pytest.raises(ValueError, match=message):
+            compose(small_config(mixed[0], f"precision={precision}", f"{second},{part}]", *asymmetric))
+    compose(small_config(*mixed, f"{second},aqn_bf16.AQN]"))  # gains in float32 are on no grid
     with pytest.raises(ValueError, match=r"engine=vllm: cannot do samplers of method mixed_rollouts"):
         check(small_config(*mixed, "engine=vllm", "model=xs128"))
     with pytest.raises(ValueError, match=r"trainer=verl.*samplers|samplers.*verl"):

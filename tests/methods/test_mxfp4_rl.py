@@ -193,6 +193,16 @@ def test_metrics_are_those_of_the_quantized_weights_at_rollout_pushes() -> None:
     assert memory == {}
 
 
+def test_another_4_bit_format_has_no_such_terms() -> None:
+    """NVFP4 has the same elements, but blocks of 16 with scales that are no powers of two."""
+    name, step = "model.layers.0.mlp.up_proj.weight", Step(index=0, total=2, seed=0)
+    for fmt, terms in (("nvfp4", set()), ("mxfp4_rceil", {"scale_share", "dead_zone_share", "grid_share"})):
+        memory: dict[str, float] = {}
+        plan = Plan(rollout_weights=format_named(fmt))
+        list(MXErrors().sync(iter([(name, matrix(8, 64))]), step, plan, {}, memory))
+        assert set(memory) == terms
+
+
 def test_noise_falls_from_a_hundredth_to_a_thousandth() -> None:
     noise = next(part for part in METHOD.parts if isinstance(part, AQN))
     sigmas = [noise.sigma(Step(index=i, total=100, seed=0)) for i in (0, 9, 99)]

@@ -13,8 +13,9 @@ from harness.api import Memory
 from harness.config.compose import advice, compose
 from harness.objective.loss import start
 from harness.run.loop import grpo_step
+from methods.dc_grpo import next_multiplier
 from methods.flashrl import TIS
-from methods.r2vpo import METHOD, R2VPO, next_multiplier
+from methods.r2vpo import METHOD, R2VPO
 from tests.loss_cases import Algo, assert_exact, assert_published, random_batch, response
 from tests.objective_cases import objective, updated
 from tests.toy import small_config, small_run
@@ -113,6 +114,10 @@ def test_the_multiplier_of_a_run(tmp_path: Path) -> None:
     assert row["part/R2VPO.lam"] > 1.0 - 3 * 0.01 + row["part/R2VPO.variance"]
     single = compose(small_config("method=r2vpo", "precision=int3"))
     assert any("R2VPO changes nothing below 2 updates" in line for line in advice(small_config(), single))
+    sampler = compose(small_config("method=r2vpo", "precision=int3", "knobs.R2VPO.anchor=rollout"))
+    assert advice(small_config(), sampler) == []
+    row = grpo_step(small_run(tmp_path, ["method=r2vpo", "precision=int3", "knobs.R2VPO.anchor=rollout"]))
+    assert row["part/R2VPO.variance"] > 0.001  # of one update: the mismatch
 
 
 def test_refusals() -> None:

@@ -23,6 +23,7 @@ from harness.numerics.packing import pack
 from harness.numerics.quantize import dequantize, quantize
 from harness.numerics.rounding import CASTS
 from harness.run.cell import run_cell
+from harness.run.checks import check
 from harness.run.loop import evaluate, push_weights
 from harness.start.prepare import prepare, start_of
 from methods.flashrl import Profile, is_profiled
@@ -74,6 +75,8 @@ def test_a_pattern_that_matches_nothing_is_refused(tmp_path: Path) -> None:
             EmbeddedEngine(QWEN3, replace(INT8, exceptions=((pattern, None),)), eos_id=EOS, pad_id=PAD)
     EmbeddedEngine(QWEN3, replace(INT8, exceptions=(("lm_head.weight", None),)), eos_id=EOS, pad_id=PAD)  # tied
     words = ["method=flashrl", "precision=int8", "knobs.Profile.keep_high=[model.layer.0.*]"]
+    with pytest.raises(ValueError, match=r"exceptions: model.layer.0.\* matches no tensor"):
+        check(small_config(*words))
     result = run_cell(small_config(*words), small_launch(tmp_path))
     assert result.status == "failed" and "model.layer.0.* matches no tensor" in str(result.reason)
 

@@ -169,6 +169,23 @@ def test_denominators_by_hand(agg: str, original: float, kept: float) -> None:
         assert_exact(aggregate(ell, mask, keep, totals, agg=agg, denom=denom).item(), expected)
 
 
+def test_an_objective_of_its_own_is_divided_by_what_is_kept_but_summed_over_all() -> None:
+    """Two responses: of 1, 2, 4 the last token is rejected, of 8, 16 the first; the objective is the numbers."""
+    logp, batch = random_batch("own", size=(3, 3))
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]]).bool()
+    batch = replace(batch, mask=mask)
+    c = replace(start(batch, 0.2, 0.2), keep=torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 0]]).bool())
+    own = torch.tensor([[1.0, 2, 4], [8, 16, 90], [90, 90, 90]], dtype=torch.float64)
+    totals = count_totals(batch.mask, c.keep, 3)
+    for agg, denom, expected in (
+        ("token-mean", "original", 31 / 5), ("token-mean", "kept", 31 / 3),
+        ("seq-mean-token-mean", "original", (7 / 3 + 24 / 2) / 2), ("seq-mean-token-mean", "kept", (7 / 2 + 24) / 2),
+    ):  # fmt: skip
+        algo = Algo(agg=agg, denom=denom)
+        loss, _ = policy_loss(logp, batch, c, totals, algo, part_loss=own, owns_objective=True)
+        assert_exact(loss.item(), expected)
+
+
 def test_batch_normalization() -> None:
     _, batch = random_batch("normalize")
     weight = (batch.old_logp - batch.rollout_logp).exp().clamp(max=2.0)
@@ -302,6 +319,11 @@ def test_a_shift_is_an_advantage_and_nothing_else(loss: str) -> None:
     assert not torch.equal(value_and_gradient(logp, batch, c, algo)[1], value_and_gradient(logp, moved, c, algo)[1])
     none = value_and_gradient(logp, batch, replace(c, adv_shift=torch.zeros_like(shift)), algo)
     assert all(torch.equal(a, b) for a, b in zip(none, value_and_gradient(logp, batch, c, algo), strict=True))
+    twice = c.shifted(0.25 * shift).shifted(0.75 * shift).adv_shift
+    assert twice is not None
+    assert_exact(twice, shift)
+    narrow = c.shifted(shift.float()).adv_shift
+    assert narrow is not None and narrow.dtype == c.weight.dtype == torch.float64
     clean = cleaned(logp, batch, replace(c, adv_shift=shift))
     assert clean[2].adv_shift is None  # it has been added, and cannot be added twice
     assert_exact(clean[1].adv, torch.where(batch.mask, batch.adv + shift, 0.0))

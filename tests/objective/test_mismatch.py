@@ -200,6 +200,17 @@ def test_dual_clip_fraction() -> None:
     assert_exact(found["train/clip_high_frac"], 6 / 9)
 
 
+def test_gspo_has_no_dual_clip_to_count() -> None:
+    """Every ratio is exp(1.2) = 3.32, above the dual clip of 3, which GSPO has not."""
+    batch = golden_batch()
+    logp = (batch.old_logp + 1.2).requires_grad_()
+    c = start(batch, 0.2, 0.2)
+    loss, sums = policy_loss(logp, batch, c, count_totals(batch.mask, c.keep, 4), Algo(loss="gspo"))
+    found = clip_metrics({name: float(value) for name, value in sums.items()})
+    assert found["train/clip_dual_frac"] == 0.0
+    assert_exact(loss.item(), (-1.2 + math.exp(1.2) - 0.5 * 1.2) / 3)
+
+
 def test_correction_metrics() -> None:
     batch = golden_batch()
     c = start(batch, 0.2, 0.2)

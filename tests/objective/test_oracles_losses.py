@@ -161,7 +161,7 @@ def test_verl_rejection(name: str, options: str) -> None:
     for option in options.split(","):
         over, _, stat = option.rpartition("_")
         lo, hi = BOUNDS[option]
-        parts.append(Reject(stat=stat, over=over, lo=lo, hi=hi, is_inverse=True))  # pyright: ignore[reportArgumentType]
+        parts.append(Reject(stat=stat, over=over, lo=lo, hi=hi, is_inverse=stat == "k1"))  # pyright: ignore[reportArgumentType]
     arrays, numbers = oracle("verl")
     c = corrected(parts, batch)
     assert torch.equal(c.keep, arrays[f"{name}/rs/{options}/mask"].bool())

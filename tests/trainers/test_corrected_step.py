@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from math import log, nan
 
 import pytest
 import torch
 
-from harness.api import Correction, Step, TokenBatch
-from harness.config.compose import compose
+from harness.api import Correction, Memory, Method, Part, Plan, Step, TokenBatch
+from harness.config.compose import Composed, compose
 from harness.config.schema import AlgoConfig
+from harness.objective.loss import count_totals
 from harness.trainers.corrected_step import (
     batch_correction,
+    method_loss,
     minibatches,
     needs_current_policy,
     take_batch,
@@ -134,6 +136,46 @@ def test_which_updates_need_the_policy_of_now(words: tuple[str, ...], mode: str,
 
 def test_only_a_part_that_says_so_changes_the_learning_rate() -> None:
     assert update_lr_factor(compose(small_config("method=bf16")), batch(), None, AlgoConfig(name="grpo")) is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeing(Part):
+    """Notes whose old log-probs every hook finds: 1 the trainer's before the batch, 2 those of now, 3 the sampler's."""
+
+    seen: dict[str, float]
+
+    def correct(self, c: Correction, b: TokenBatch, memory: Memory) -> Correction:
+        self.seen["correct"] = float(b.old_logp[0, 0])
+        return c
+
+    def correct_update(self, c: Correction, logp: torch.Tensor, b: TokenBatch, memory: Memory) -> Correction:
+        self.seen["correct_update"] = float(b.old_logp[0, 0])
+        return c
+
+    def update_lr_factor(self, b: TokenBatch, memory: Memory) -> float:
+        self.seen["update_lr_factor"] = float(b.old_logp[0, 0])
+        return 1.0
+
+    def token_loss(self, logp: torch.Tensor, c: Correction, b: TokenBatch) -> torch.Tensor:
+        self.seen["token_loss"] = float(b.old_logp[0, 0])
+        return -logp
+
+
+@pytest.mark.parametrize(
+    ("mode", "correct", "factor", "loss"),
+    [("decoupled", 1, 1, 1), ("bypass_ppo", 2, 2, 3), ("bypass_pg", 2, 2, 1)],
+)
+def test_whose_old_log_probs_each_hook_finds(mode: str, correct: int, factor: int, loss: int) -> None:
+    """As `TokenBatch.old_logp` says it."""
+    part = Seeing(seen={})
+    method = Method(name="seeing", parts=(part,), precisions=("bf16",))
+    composed = Composed(method=method, plan=Plan(), parts=(part,), fixed={}, memory=[{}])
+    algo, ones = AlgoConfig(name="test", mode=mode), torch.ones(1, 2)  # type: ignore[arg-type]
+    b = TokenBatch(token_ids=ones.long(), mask=ones.bool(), adv=ones, rollout_logp=3 * ones, old_logp=ones, step=STEP)
+    c = update_correction(composed, batch_correction(composed, b, algo), b, 2 * ones, algo)
+    update_lr_factor(composed, b, 2 * ones, algo)
+    method_loss(composed, 2 * ones, b, c, count_totals(b.mask, c.keep, 2), algo, None)
+    assert part.seen == {"correct": correct, "correct_update": 1, "update_lr_factor": factor, "token_loss": loss}
 
 
 def test_means_over_updates_and_fractions_over_their_tokens() -> None:

@@ -7,13 +7,14 @@ Left out: several adapters at once, and merging (a correction below half a step 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from harness.api import TensorRecord
+from harness.engines.adapter_shapes import adapter_shapes, check_adapters
+from harness.engines.plain_record import plain_record
 from harness.numerics.formats import Adapters, Format
 from harness.numerics.rounding import CASTS
 
@@ -30,11 +31,7 @@ class LiveAdapters:
         device: torch.device,
     ) -> None:
         """`fused`: matrix key -> the checkpoint modules in it, by rows. Raises ValueError for a target that is none."""
-        names = {module.rpartition(".")[2] for modules in fused.values() for module in modules}
-        if unknown := sorted(set(adapters.targets) - names):
-            raise ValueError(
-                f"adapters.targets: {unknown[0]} is no linear layer; choose from {', '.join(sorted(names))}"
-            )
+        self.wanted = adapter_shapes(adapters, shapes)
         self.adapters, self.shapes, self.base, self.device = adapters, shapes, base, device
         self.fused = {key: modules for key, modules in fused.items() if any(map(self._is_target, modules))}
         self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
@@ -61,12 +58,7 @@ class LiveAdapters:
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises ValueError for missing, unexpected or misshapen adapters."""
-        wanted = {f"{m}.{n}.weight": x for m, a, b in self._places() for n, x in (("lora_A", a), ("lora_B", b))}
-        for name in sorted(wanted.keys() ^ tensors.keys()):
-            raise ValueError(f"weight stream: adapter {name} is {'missing' if name in wanted else 'not planned'}")
-        for name, place in wanted.items():
-            if tensors[name].shape != place.shape:
-                raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, the plan needs {tuple(place.shape)}")
+        check_adapters(self.wanted, tensors)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -80,9 +72,4 @@ class LiveAdapters:
         """Passport lines, read from the live pairs (B with alpha / rank in it)."""
         for module, a, b in self._places():
             for name, live in (("lora_A", a), ("lora_B", b)):
-                data = live.detach().to(CASTS[self.base.element]).cpu().contiguous()
-                crc = zlib.crc32(data.view(torch.uint8).numpy().tobytes())
-                yield TensorRecord(
-                    name=f"{module}.{name}.weight", format=self.base.name, dtype=str(data.dtype).removeprefix("torch."),
-                    scale_shape=None, hash=f"{crc:08x}",
-                )  # fmt: skip
+                yield plain_record(f"{module}.{name}.weight", live.detach().to(CASTS[self.base.element]))

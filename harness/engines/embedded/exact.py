@@ -8,7 +8,6 @@ positions, gives exactly these log-probabilities. It must score the same rows to
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from harness.api import TensorRecord, WeightStream
 from harness.engines.embedded.sampling import Draws, Transcript, pick, race_noise
+from harness.engines.plain_record import plain_record
 from harness.engines.requests import Requests
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.formats import Format
@@ -32,14 +32,7 @@ def check_same_weights(model: Decoder, weights: WeightStream) -> Iterator[tuple[
 
 def parameter_records(model: Decoder) -> tuple[TensorRecord, ...]:
     """Passport lines of the module's own parameters."""
-    records: list[TensorRecord] = []
-    for name, tensor in sorted(model.named_parameters()):
-        data = tensor.detach().cpu().contiguous()
-        dtype = str(data.dtype).removeprefix("torch.")
-        crc = zlib.crc32(data.reshape(-1).view(torch.uint8).numpy().tobytes())
-        fmt = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
-        records.append(TensorRecord(name=name, format=fmt, dtype=dtype, scale_shape=None, hash=f"{crc:08x}"))
-    return tuple(records)
+    return tuple(plain_record(name, tensor) for name, tensor in sorted(model.named_parameters()))
 
 
 def input_formats(model: Decoder) -> dict[str, str]:

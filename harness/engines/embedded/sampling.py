@@ -1,7 +1,7 @@
 """Sampling of tokens: an exponential race over the full softmax, and the record of what was drawn.
 
-Temperature is inside the log-probability. What is scored is what was sampled: evaluations
-alone leave out improbable tokens (`nucleus`), and no trainer scores those.
+Temperature is inside the log-probability, and so is what `nucleus` leaves out of improbable tokens: in evaluations,
+which no trainer scores, and in training where the trainer keeps to the same tokens (`Sequences.allowed`).
 """
 
 from __future__ import annotations

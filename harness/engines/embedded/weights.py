@@ -10,23 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import compress
 from operator import not_
 
 import torch
 from torch import Tensor
 
-from harness.api import LINEAR, Plan, TensorRecord, WeightStream, weight_format
+from harness.api import LINEAR, Plan, TensorRecord, WeightStream, base_dtype, weight_format
 from harness.engines.embedded.adapters import LiveAdapters
 from harness.engines.embedded.residual import ResidualChannels
 from harness.engines.embedded.slabs import Slab, cut, fill, gather, given_scales, records
-from harness.engines.weight_stream import read_stream
+from harness.engines.weight_stream import check_patterns, read_stream
 from harness.models.decoder import ROUTER, DecoderConfig, tensor_shapes
 from harness.numerics.formats import Format, at_rollout, format_named
 from harness.numerics.linear import EmulatedLinear
 from harness.numerics.quantize import Quantized, code_flips, dequantize, quantize, saturated_frac
-from harness.numerics.rounding import CASTS
+from harness.numerics.rounding import CASTS, cast_name
 
 FUSED = dict(zip(("qkv", "out", "gate_up", "down"), LINEAR, strict=True))
 """Fused matrix -> the checkpoint's linears in it, by rows."""
@@ -63,12 +62,6 @@ class FusedLayer:
     post_gain: Tensor
 
 
-def base_format(plan: Plan) -> Format:
-    """Default format of the engine's tensors: fp32 or fp16 where the plan's weights are that, else bf16."""
-    fmt = plan.rollout_weights
-    return fmt if fmt is not None and fmt.element in ("fp32", "fp16") else format_named("bf16")
-
-
 class LiveWeights:
     """Owns the weights of one engine. Before the first `load` they are zero."""
 
@@ -76,12 +69,10 @@ class LiveWeights:
         """Raises ValueError where the plan's exceptions split a fused matrix between quantized and plain inputs, match
         no tensor or quantize a router, and where it wants a second pass over inputs that are not quantized."""
         self.config, self.plan, self.device = config, plan, device
-        self.base = base_format(plan)
+        self.base = format_named(cast_name(base_dtype(plan)))
         self.eps = torch.tensor(config.rms_eps, device=device)
         self.shapes = tensor_shapes(config)
-        for pattern, _ in plan.exceptions:
-            if not any(fnmatchcase(name, pattern) for name in (*self.shapes, SINGLE["head"])):
-                raise ValueError(f"exceptions: {pattern} matches no tensor; choose a pattern such as model.layers.0.*")
+        check_patterns(plan, self.shapes)
         self.places = self._find_places()
         self.stacks = self._allocate()
         self.linears = {key: self._linear(place) for key, place in self.places.items()}

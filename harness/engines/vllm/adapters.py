@@ -8,35 +8,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.api import TensorRecord
+from harness.engines.adapter_shapes import adapter_shapes, check_adapters
+from harness.engines.plain_record import plain_record
 from harness.engines.vllm.push_by_reload import live_linears
 from harness.engines.vllm.shards import Shard
 from harness.numerics.formats import Adapters
-
-
-def adapter_shapes(adapters: Adapters, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Shape of every adapter by checkpoint name; `shapes`: the model's. Raises ValueError for a target that is no
-    linear layer."""
-    linears = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if name.endswith("_proj.weight")}
-    names = {module.rpartition(".")[2] for module in linears}
-    if unknown := sorted(set(adapters.targets) - names):
-        valid = ", ".join(sorted(names))
-        raise ValueError(f"adapters.targets: {unknown[0]} is no linear layer; choose from {valid}")
-    wanted: dict[str, tuple[int, ...]] = {}
-    for module, (rows, columns) in linears.items():
-        if module.rpartition(".")[2] in adapters.targets:
-            wanted[f"{module}.lora_A.weight"] = adapters.rank, columns
-            wanted[f"{module}.lora_B.weight"] = rows, adapters.rank
-    return wanted
 
 
 class AdapterSlot:
@@ -51,11 +35,7 @@ class AdapterSlot:
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises ValueError for missing, unexpected or misshapen adapters."""
-        for name in sorted(self.wanted.keys() ^ tensors.keys()):
-            raise ValueError(f"weight stream: adapter {name} is {'missing' if name in self.wanted else 'not planned'}")
-        for name, shape in self.wanted.items():
-            if tensors[name].shape != shape:
-                raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, the plan needs {shape}")
+        check_adapters(self.wanted, tensors)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over checked tensors in place of the last ones."""
@@ -95,11 +75,4 @@ class AdapterSlot:
                 if f"{part}.lora_A.weight" in self.wanted:
                     held = {f"{part}.lora_A.weight": a[0, 0, : self.adapters.rank],
                             f"{part}.lora_B.weight": b[0, 0, :, : self.adapters.rank]}  # fmt: skip
-                    yield from (_record(own, shard.gather(own, tensor)) for own, tensor in held.items())
-
-
-def _record(name: str, tensor: Tensor) -> TensorRecord:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    fmt = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[dtype]
-    data = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return TensorRecord(name=name, format=fmt, dtype=dtype, scale_shape=None, hash=f"{zlib.crc32(data):08x}")
+                    yield from (plain_record(own, shard.gather(own, tensor)) for own, tensor in held.items())

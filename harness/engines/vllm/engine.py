@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from harness.api import KVProtocol, Passport, Plan, Rollout, WeightStream
+from harness.engines.adapter_shapes import adapter_shapes
 from harness.engines.requests import requests_of
 from harness.engines.vllm import kv, push_by_kernels, push_by_reload, settings
-from harness.engines.vllm.adapters import AdapterSlot, adapter_shapes
+from harness.engines.vllm.adapters import AdapterSlot
 from harness.engines.vllm.builds import BUILDS, check_plan, supports
 from harness.engines.vllm.decoding import sample
 from harness.engines.vllm.device_loop import DeviceLoop

@@ -24,10 +24,11 @@ from harness.api import Plan, TensorRecord, base_dtype
 from harness.engines.vllm.export import Export
 from harness.engines.vllm.passport import ACTS_TRIED, as_held, hashes_of
 from harness.engines.vllm.push_by_reload import live_experts
-from harness.engines.vllm.settings import base_name, is_expert
+from harness.engines.vllm.settings import is_expert
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import Quantized, dequantize, fake_quantize
+from harness.numerics.rounding import cast_name
 
 PARTS = ("gate_proj", "up_proj", "down_proj")
 NUM_ROWS = 16
@@ -89,7 +90,7 @@ def _line(q: Quantized | None, plain: Tensor | None, plan: Plan, device: torch.d
     if q is None:
         assert plain is not None
         held = plain.detach().to(device, dtype, copy=True)
-        return Line(format=base_name(dtype), dtype=_dtype_name(dtype), scale_shape=None, parts=(held,)), held.float()
+        return Line(format=cast_name(dtype), dtype=_dtype_name(dtype), scale_shape=None, parts=(held,)), held.float()
     parts = tuple(part for part in (q.codes, q.scale, q.zero_point, q.global_scale) if part is not None)
     line = Line(format=q.fmt.name, dtype=_dtype_name(q.codes.dtype), parts=parts,
                 scale_shape=None if q.scale is None else tuple(q.scale.shape))  # fmt: skip
@@ -106,7 +107,7 @@ def _answers(
     """(formats that the inputs of an expert may have, its answers to `inputs` under each, [F, NUM_ROWS, d] float32)."""
     gate, up, down = weights
     dtype = base_dtype(plan)
-    base = base_name(dtype)
+    base = cast_name(dtype)
     planned = plan.rollout_acts.name if is_coded and plan.rollout_acts is not None else base
     formats = {name: format_named(name) for name in (planned, base, *(ACTS_TRIED if is_coded else ()))}
     widths = gate.shape[1], down.shape[1]

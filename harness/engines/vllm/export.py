@@ -45,6 +45,9 @@ def export(stream: Stream, plan: Plan, order: Mapping[str, tuple[int, ...]], dev
         assert fmt is not None
         received = {name: stream.tensors[name].to(device, base_dtype(plan)) for name in names}
         given = {name: stream.scales[name].to(device) for name in names if name in stream.scales}
+        if 0 < len(given) < len(names):
+            lacking = next(name for name in names if name not in given)
+            raise ValueError(f"{lacking} comes without a scale, other parts of its fused matrix with one")
         amax = None
         if has_tensor_scale(fmt):
             amax = torch.stack([w.float().abs().amax() for w in received.values()]).amax()

@@ -22,11 +22,10 @@ from torch import Tensor, nn
 
 from harness.api import TensorRecord
 from harness.engines.vllm.push_by_reload import live_linears
-from harness.engines.vllm.settings import base_name
 from harness.engines.vllm.shards import Shard
 from harness.numerics.formats import Format, format_named
 from harness.numerics.quantize import Quantized, dequantize, fake_quantize
-from harness.numerics.rounding import decode
+from harness.numerics.rounding import cast_name, decode
 from harness.numerics.scales import stored_multiplier
 
 WEIGHT_TOLERANCE = 1.125 * 2.0**-8
@@ -197,7 +196,7 @@ def input_formats(
     """Formats of the inputs of the blocks' linear layers, by the weight's name: the format whose rounding explains its
     answer to a random input best; of formats that round it alike the `planned` one. Where not every column of a layer
     is known, those that are answer for it. `shard`: as in `weight_records`."""
-    base, found = base_name(dtype), dict[str, str]()
+    base, found = cast_name(dtype), dict[str, str]()
     asked: list[tuple[list[str], tuple[str, ...]]] = []  # the tensors of a layer, the formats that its inputs may have
     gaps: list[Tensor] = []
     for _, layer, parts in live_linears(model):
@@ -246,12 +245,10 @@ def plain_records(held: Iterable[tuple[str, Tensor]], kernels: Mapping[str, str]
     large. `kernels`: the kernel by name, where one multiplies. A sample is a copy, so that a tensor that was gathered
     from shares does not outlive its line: a view would keep all of a 32B model at once."""
     sampled = {name: x if x.numel() <= SAMPLE else x.reshape(-1)[:: x.numel() // SAMPLE].clone() for name, x in held}
-    dtypes = {name: str(x.dtype).removeprefix("torch.") for name, x in sampled.items()}
-    short = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     return [
-        TensorRecord(name=name, format=short.get(dtypes[name], dtypes[name]), dtype=dtypes[name], scale_shape=None,
+        TensorRecord(name=name, format=cast_name(x.dtype), dtype=str(x.dtype).removeprefix("torch."), scale_shape=None,
                      hash=code, kernel=kernels.get(name, ""))
-        for name, code in zip(sampled, hashes_of([(x,) for x in sampled.values()]), strict=True)
+        for (name, x), code in zip(sampled.items(), hashes_of([(x,) for x in sampled.values()]), strict=True)
     ]  # fmt: skip
 
 

@@ -21,9 +21,11 @@ import torch
 
 from harness.api import QUANTIZED, Plan, base_dtype, fused, weight_format
 from harness.engines.vllm.builds import CPU, CUDA, Build, kind_of
+from harness.engines.weight_stream import check_patterns
 from harness.models.checkpoint import CONFIG, config_json
 from harness.models.decoder import ROUTER, DecoderConfig, tensor_shapes
 from harness.numerics.formats import Format, at_rollout
+from harness.numerics.rounding import cast_name
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process: no copies of weights, no orphans
@@ -122,7 +124,8 @@ def cpu_flags() -> frozenset[str]:
 
 def check_shape(build: Build, config: DecoderConfig, plan: Plan) -> None:
     """Raises ValueError, one line, where the kernels do not take the model's shapes, or its experts in the plan's
-    formats."""
+    formats, and for an exception of the plan that matches no tensor."""
+    check_patterns(plan, tensor_shapes(config))
     if config.head_dim not in build.head_dims:
         raise ValueError(
             f"model.head_dim={config.head_dim}: vLLM's attention ({build.name}) takes "
@@ -192,17 +195,12 @@ def expert_formats(plan: Plan, config: DecoderConfig) -> list[str]:
             fmt = weight_format(plan, name)
             is_coded = fmt is not None and fmt.tile is not None
             by_layer.setdefault(name.partition(".mlp.")[0], set()).add(
-                fmt.name if fmt is not None and is_coded else base_name(base_dtype(plan))
+                fmt.name if fmt is not None and is_coded else cast_name(base_dtype(plan))
             )
     for layer, names in by_layer.items():
         if len(names) > 1:
             raise ValueError(f"exceptions: the experts of {layer} are one matrix in vLLM; all or none of them")
     return sorted(set().union(*by_layer.values()))
-
-
-def base_name(dtype: torch.dtype) -> str:
-    """Name of the format of an engine's dtype."""
-    return {torch.float32: "fp32", torch.float16: "fp16"}.get(dtype, "bf16")
 
 
 def is_quantized(plan: Plan, name: str) -> bool:
@@ -301,9 +299,9 @@ def llm_arguments(
     `can_sleep`: memory from vLLM's allocator, which `LLM.sleep` can give back (CUDA alone).
     """
     kv = None if plan.rollout_kv is None else build.kv[plan.rollout_kv.name]
-    dtype = {torch.float32: "float32", torch.float16: "float16"}.get(base_dtype(plan), "bfloat16")
     arguments: dict[str, Any] = {
-        "model": str(folder), "load_format": "dummy", "skip_tokenizer_init": True, "dtype": dtype,
+        "model": str(folder), "load_format": "dummy", "skip_tokenizer_init": True,
+        "dtype": str(base_dtype(plan)).removeprefix("torch."),
         "logprobs_mode": "processed_logprobs", "distributed_executor_backend": "uni", "max_num_seqs": max_batch,
         "max_model_len": config.max_positions if max_length is None else min(max_length, config.max_positions),
         "kv_cache_dtype": kv or "auto", "disable_log_stats": True, "max_logprobs": -1,

@@ -21,7 +21,7 @@ from harness.engines.embedded.engine import EmbeddedEngine
 from harness.models.checkpoint import check_folder, load_decoder
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.formats import Format, format_named
-from harness.objective.mismatch import BOUND
+from harness.objective.loss import log_ratio
 from harness.records.stats import mean_interval
 from harness.start.prepare import task_of
 from harness.studies.fp8_cache.attention import Counts
@@ -120,7 +120,7 @@ def log_probs(model: Decoder, answers: Answers, counts: Counts | None = None) ->
 def divergence(sampler: Tensor, trainer: Tensor) -> Tensor:
     """KL of the sampler's distribution to the trainer's at every token, [N] float32 nats, from log-probs [N, V]: what
     k3 estimates from one token, here over the whole vocabulary."""
-    gap = (trainer - sampler).clamp(-BOUND, BOUND)
+    gap = log_ratio(trainer, sampler)
     return (sampler.exp() * (gap.expm1() - gap)).sum(-1)
 
 

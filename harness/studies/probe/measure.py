@@ -16,7 +16,8 @@ from harness.config.schema import Launch, RunConfig
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
 from harness.foundation.clock import GIB, Clock
 from harness.foundation.digits import significant
-from harness.objective.mismatch import BOUND, METRIC_CAP, by_entropy, by_position, correction_metrics, mismatch_metrics
+from harness.objective.loss import bounded, log_ratio
+from harness.objective.mismatch import METRIC_CAP, by_entropy, by_position, correction_metrics, mismatch_metrics
 from harness.records.effective_bits import bits_of_plan
 from harness.records.sample_scores import over_questions
 from harness.records.stats import Floats, mean_interval
@@ -140,7 +141,7 @@ def _warm_up(run: Run) -> None:
 def _k3_interval(batch: TokenBatch, group_size: int) -> tuple[float, float]:
     """95 % interval of the mean k3 of a token, prompts as clusters."""
     rows, _ = batch.mask.nonzero(as_tuple=True)
-    d = (batch.old_logp[batch.mask].double() - batch.rollout_logp[batch.mask].double()).clamp(-BOUND, BOUND)
+    d = log_ratio(batch.old_logp[batch.mask].double(), batch.rollout_logp[batch.mask].double())
     values: Floats = (torch.expm1(d) - d).cpu().numpy()
     return mean_interval(values, [str(row // group_size) for row in rows.tolist()])
 
@@ -184,7 +185,7 @@ def ess_by_length(old_logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> dict[
     """
     lengths = mask.sum(1)
     longest = int(lengths.max())
-    total = torch.where(mask, old_logp.double() - rollout_logp.double(), 0.0).cumsum(1).clamp(-20, 20)
+    total = bounded(torch.where(mask, old_logp.double() - rollout_logp.double(), 0.0).cumsum(1))
     at = sorted({2**k for k in range(longest.bit_length()) if 2**k <= longest} | {longest})
     found: dict[str, list[float]] = {"length": [], "ess": [], "count": []}
     for n in at:
@@ -222,6 +223,6 @@ def beyond(c: Correction, batch: TokenBatch) -> float:
     weight = torch.where(torch.isfinite(c.weight), c.weight, 0.0).expand_as(d)
     plain_ratios = (torch.zeros_like(d), d, d.sum(1, keepdim=True).expand_as(d))
     usual = torch.zeros_like(batch.mask)
-    for ratio in (x.clamp(-BOUND, BOUND).exp() for x in plain_ratios):
+    for ratio in (bounded(x).exp() for x in plain_ratios):
         usual |= (weight - ratio).abs() <= SAME * ratio
     return float((~usual | ~c.keep)[batch.mask].double().mean())

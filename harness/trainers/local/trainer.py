@@ -244,8 +244,8 @@ class LocalTrainer:
         return stacked[0], dict(zip(sums, stacked[1:], strict=True))
 
     def step(self, factor: float = 1.0) -> dict[str, float]:
-        """Take an optimizer step: unscale, clip, step, zero the gradients. A step with non-finite gradients under loss
-        scaling is skipped and counted. `factor` multiplies the learning rate of this step alone."""
+        """Take an optimizer step: unscale, clip, step, zero the gradients. `factor` multiplies the learning rate of
+        this step alone. Non-finite gradients raise Diverged; under loss scaling their step is skipped and counted."""
         scheduled = schedule(self.config, self.num_updates, self.total_updates)
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * group["lr_factor"] * scheduled * factor

@@ -58,7 +58,8 @@ def loss(model_output: dict[str, Any], data: TensorDict, dp_group: Any = None) -
 
 
 def unpack(data: TensorDict) -> tuple[TokenBatch, Correction]:
-    """The token batch and the correction of a micro-batch of verl, [b, T] each."""
+    """The token batch and the correction of a micro-batch of verl, [b, T] each. Raises RuntimeError for a column that
+    did not arrive."""
     named = ("responses", "loss_mask", "advantages", "rollout_log_probs", "old_log_probs")
     wanted = (*named, *(f"{PREFIX}{name}" for name in FIELDS))
     if missing := [name for name in (*wanted, STEP) if name not in data.keys()]:  # noqa: SIM118

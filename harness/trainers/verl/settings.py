@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from harness.api import Plan, base_dtype
 from harness.config.compose import Composed
 from harness.config.schema import Launch
@@ -113,11 +111,10 @@ def _rollout(job: VerlJob, plan: Plan, build: Build, prompt_length: int) -> dict
     sleeps = not is_cpu and not is_small
     masters = 4 * num_parameters(shape)
     num_samples = job.config.algo.num_prompts * job.config.algo.group_size
-    dtype = {torch.float32: "float32", torch.float16: "float16"}.get(base_dtype(plan), "bfloat16")
     sampling = {"n": 1, "do_sample": True, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1}
     values: dict[str, Any] = {
         "name": ROLLOUT, "n": job.config.algo.group_size, "temperature": engine.temperature, "top_p": 1.0, "top_k": -1,
-        "dtype": dtype, "load_format": "dummy", "calculate_log_probs": True,
+        "dtype": str(base_dtype(plan)).removeprefix("torch."), "load_format": "dummy", "calculate_log_probs": True,
         "tensor_model_parallel_size": job.launch.tensor_parallel, **room, "enforce_eager": is_cpu,
         "seed": stable_seed(job.config.seed, "verl rollout") % 2**31, "free_cache_engine": sleeps,
         "enable_sleep_mode": sleeps, "enable_prefix_caching": not is_cpu,

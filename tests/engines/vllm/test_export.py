@@ -10,6 +10,8 @@ import torch
 
 from harness.api import base_dtype, weight_format
 from harness.engines.vllm import memory, settings
+from harness.engines.vllm.export import export
+from harness.engines.weight_stream import Stream
 from harness.models.decoder import tensor_shapes
 from harness.numerics.formats import format_named
 from harness.numerics.rounding import CASTS
@@ -83,6 +85,16 @@ def test_a_fused_group_shares_the_tensor_scale_and_order_is_the_models() -> None
     assert scale[f"{at}q_proj.weight_global_scale"] == pytest.approx(2688 / amax, rel=1e-6)
     modules = list(dict.fromkeys(key.rpartition(".")[0] for key in pushed))
     assert modules == list(dict.fromkeys(key.rpartition(".")[0] for key in tensor_shapes(SHAPE)))
+
+
+def test_a_part_of_a_fused_matrix_without_its_scale_is_refused() -> None:
+    """It would get a scale of its own, of which engines keep one for all."""
+    plan, at = plan_of("int8_channel", "int8_token"), "model.layers.0.self_attn."
+    tensors = {name: tensor.detach() for name, tensor in model_of().named_parameters()}
+    scales = {f"{at}q_proj.weight": torch.ones(len(tensors[f"{at}q_proj.weight"]), 1)}
+    stream = Stream(tensors=tensors, scales=scales, zeros={}, adapters={}, kv={})
+    with pytest.raises(ValueError, match=r"self_attn\.k_proj\.weight comes without a scale, other parts"):
+        export(stream, plan, tensor_shapes(SHAPE), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,10 @@ def test_shapes_that_kernels_do_not_take_are_refused() -> None:
         settings.check_shape(CPU, narrow, plan_of("int4_g128"))
     left = plan_of("int4_g128", exceptions=(("*.down_proj.weight", None),))
     settings.check_shape(CPU, narrow, left)
+    with pytest.raises(
+        ValueError, match=r"exceptions: model\.layer\.0\.\* matches no tensor; choose a pattern such as"
+    ):
+        settings.check_shape(CPU, SHAPE, plan_of("int4_g128", exceptions=(("model.layer.0.*", None),)))
 
 
 def test_gains_kept_in_float32_are_listed() -> None:
