@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import time
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -28,6 +27,7 @@ import torch
 from harness.api import Plan, Sequences
 from harness.config.schema import TrainerConfig
 from harness.devtools.bench.runner import add_device_and_out, check_device, check_positive, save
+from harness.devtools.bench.timing import timed
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.provenance import commit, hardware, packages
 from harness.models.decoder import Decoder, DecoderConfig
@@ -144,11 +144,8 @@ def measured(trainer: LocalTrainer, seqs: Sequences, repeats: int) -> dict[str, 
     first = (0.0, 0.0)
     try:
         for i in range(repeats + 1):
-            started = time.perf_counter()
-            found = update(trainer, seqs)
-            if is_cuda:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - started)
+            took, found = timed(lambda: update(trainer, seqs), seqs.ids.device.type)
+            seconds.append(took)
             first = first if i else found
     except torch.OutOfMemoryError:
         trainer.optimizer.zero_grad(set_to_none=True)

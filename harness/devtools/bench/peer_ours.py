@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from harness.api import Plan
 from harness.config.compose import compose
 from harness.config.load import load
 from harness.config.resolve import resolve
+from harness.devtools.bench.timing import timed
 from harness.devtools.bench.trl_step import Settings
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.engines.factory import make_engine
@@ -70,11 +70,9 @@ def measure(folder: Path, given: Settings, engine: str = "vllm") -> dict[str, An
     steps, rows = list[float](), list[dict[str, Any]]()
     try:
         for _ in range(given.steps):
-            started = time.perf_counter()
-            rows.append(grpo_step(run))
-            if given.device == "cuda":
-                torch.cuda.synchronize()
-            steps.append(time.perf_counter() - started)
+            took, row = timed(lambda: grpo_step(run), given.device)
+            steps.append(took)
+            rows.append(row)
             run.step += 1
     finally:
         run.close()
