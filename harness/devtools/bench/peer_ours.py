@@ -1,6 +1,6 @@
 """Our side of `peers.py`: the whole step of the harness on vLLM, timed stage by stage.
 
-    python -m harness.devtools.bench.peer_ours MODEL_FOLDER SETTINGS
+    python -m harness.devtools.bench.peer_ours MODEL_FOLDER SETTINGS ENGINE
 
 Settings are those of `trl_step.py`; the last line is {"steps": ..., "stages": ..., "packages": ...} as JSON. Left out:
 evaluation, which no peer does either.
@@ -64,7 +64,7 @@ def run_of(folder: Path, given: Settings, engine: str) -> Run:
     )  # fmt: skip
 
 
-def measure(folder: Path, given: Settings, engine: str = "vllm") -> dict[str, Any]:
+def measure(folder: Path, given: Settings, engine: str) -> dict[str, Any]:
     """Seconds of every step after the warm-up, in all and by stage."""
     run = run_of(folder, given, engine)
     steps, rows = list[float](), list[dict[str, Any]]()
@@ -83,5 +83,4 @@ def measure(folder: Path, given: Settings, engine: str = "vllm") -> dict[str, An
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    words = json.loads(sys.argv[2])
-    print(json.dumps(measure(Path(sys.argv[1]), Settings(**words["settings"]), words["engine"])))
+    print(json.dumps(measure(Path(sys.argv[1]), Settings(**json.loads(sys.argv[2])), sys.argv[3])))

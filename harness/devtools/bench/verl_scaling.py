@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from harness.config.load import launch_of, load, of_folder
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
-from harness.devtools.bench.runner import add_device_and_out, save
+from harness.devtools.bench.runner import add_device_and_out, kept, number_list, save, word_list
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.clock import STAGES
 from harness.foundation.provenance import commit, hardware, packages
@@ -202,8 +202,7 @@ def run(given: argparse.Namespace) -> Found:
     names += tuple(name for name, usual in later.items() if getattr(given, name) != usual)
     head: Found = {"what": "verl_scaling", "settings": {name: getattr(given, name) for name in names},
                    "hardware": hardware(given.device), "packages": packages()}  # fmt: skip
-    old: Found = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
-    cells: Found = old.get("cells", {}) if old.get("settings") == head["settings"] else {}
+    cells = kept(given.out, "cells", settings=head["settings"])
     began = time.monotonic()
     for size in given.size:
         folder = Path(given.work).absolute() / f"model-{size}"
@@ -225,9 +224,9 @@ def run(given: argparse.Namespace) -> Found:
 def options(parser: argparse.ArgumentParser) -> None:
     """The options of the bench."""
     add_device_and_out(parser, needs_out=True)
-    parser.add_argument("--size", type=lambda text: text.split(","), default=["0.5b", "1.5b", "7b"], metavar="A,B")
-    parser.add_argument("--gpus", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 4], metavar="N,M")
-    parser.add_argument("--precision", type=lambda text: text.split(","), default=["bf16", "fp8_block"], metavar="P,Q")
+    parser.add_argument("--size", type=word_list, default=["0.5b", "1.5b", "7b"], metavar="A,B")
+    parser.add_argument("--gpus", type=number_list, default=[1, 2, 4], metavar="N,M")
+    parser.add_argument("--precision", type=word_list, default=["bf16", "fp8_block"], metavar="P,Q")
     parser.add_argument(
         "--work", type=Path, default=work_folder(Path("results"), "verl_scaling"), help="models and jobs go here"
     )
