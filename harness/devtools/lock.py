@@ -76,12 +76,10 @@ def resolve(lock: Lock, known: str) -> str:
 def plain(resolved: str, left_out: re.Pattern[str] | None = None) -> str:
     """`name==version` per line, a marker only where a name has two versions; without packages whose name matches
     `left_out`."""
-    lines = [line for line in resolved.splitlines() if line]
-    lines = [line for line in lines if not (left_out and left_out.match(line.partition("==")[0]))]
-    versions = Counter(line.partition("==")[0] for line in lines)
-    return "".join(
-        f"{line if versions[line.partition('==')[0]] > 1 else line.partition(';')[0].strip()}\n" for line in lines
-    )
+    pins = [(line.partition("==")[0], line) for line in resolved.splitlines() if line]
+    pins = [(name, line) for name, line in pins if not (left_out and left_out.match(name))]
+    versions = Counter(name for name, _ in pins)
+    return "".join(f"{line if versions[name] > 1 else line.partition(';')[0].strip()}\n" for name, line in pins)
 
 
 def main() -> None:
