@@ -114,15 +114,9 @@ def check_machine(a: argparse.Namespace) -> None:
         check_gpu(a.gpu)
 
 
-def check_exact(overrides: Iterable[str]) -> None:
-    """Raises ValueError for a setting that does not count where the exact policy answers each question once."""
-    check_untrained(overrides)
-    for word in overrides:
-        if word.lstrip("+~").startswith(("engine", "algo")):
-            raise ValueError(
-                f"{word}: has no effect here, where the exact policy answers each question once; --answers says how "
-                "many, and task.options.max_new_tokens how long answers in text may be"
-            )
+def tell_written(paths: Iterable[Path]) -> None:
+    """Name the files that a command wrote."""
+    print("written: " + ", ".join(map(str, paths)))
 
 
 def check_untrained(overrides: Iterable[str]) -> None:
@@ -133,10 +127,25 @@ def check_untrained(overrides: Iterable[str]) -> None:
             raise ValueError(f"{word}: nothing is trained here; valid of the trainer: {', '.join(OF_SCORING)}")
 
 
-def check_measured(a: argparse.Namespace, *names: str) -> None:
-    """Raises ValueError for one of these options of a measurement where no model folder is named."""
-    if a.folder is None and (given := next((name for name in names if getattr(a, name)), None)):
-        raise ValueError(f"--{given.replace('_', '-')}: nothing is measured without a model folder; name one")
+def check_exact_policy(a: argparse.Namespace, *options: str) -> None:
+    """Raises ValueError for wrong input of a command that measures the exact policy of a model folder: for a folder or
+    an override that is wrong, and where no folder is named, for one of these options."""
+    if a.folder is None:
+        if given := next((name for name in options if getattr(a, name)), None):
+            raise ValueError(f"--{given.replace('_', '-')}: nothing is measured without a model folder; name one")
+        return
+    from harness.config.load import load, of_folder
+    from harness.models.checkpoint import check_folder
+
+    check_untrained(a.overrides)
+    for word in a.overrides:
+        if word.lstrip("+~").startswith(("engine", "algo")):
+            raise ValueError(
+                f"{word}: has no effect here, where the exact policy answers each question once; --answers says how "
+                "many, and task.options.max_new_tokens how long answers in text may be"
+            )
+    check_folder(a.folder)
+    load([*a.overrides, *of_folder(a.folder)])
 
 
 def gibibytes(text: str) -> float:

@@ -16,6 +16,7 @@ from harness.cli.options import (
     number_list,
     positive,
     positive_list,
+    tell_written,
     whole,
     word_list,
 )
@@ -184,6 +185,5 @@ def replay_report(results: Path, *, is_written: bool) -> int:
         return 0
     from harness.studies.replay.figure import draw
 
-    written = [*write_tables(records, tables_folder(results)), *draw(records, figures_folder(results, "replay"))]
-    print("written: " + ", ".join(str(path) for path in written))
+    tell_written([*write_tables(records, tables_folder(results)), *draw(records, figures_folder(results, "replay"))])
     return 0

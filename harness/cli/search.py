@@ -11,7 +11,16 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.options import add_results, add_tracking, add_workers, check_trackers, hours, port, positive
+from harness.cli.options import (
+    add_results,
+    add_tracking,
+    add_workers,
+    check_trackers,
+    hours,
+    port,
+    positive,
+    tell_written,
+)
 
 if TYPE_CHECKING:
     from harness.studies.search.run import Progressed
@@ -155,7 +164,7 @@ def _present(search: Search, results: Path, trackers: tuple[str, ...]) -> int:
 
         track(results, search.name, trackers)
     print(written[0].read_text(encoding="utf-8").split("\n\n")[1])
-    print("written: " + ", ".join(str(path) for path in written))
+    tell_written(written)
     return 0
 
 
