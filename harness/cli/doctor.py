@@ -25,12 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Check this installation and machine."""
-    return doctor(a.results)
-
-
-def doctor(results: Path) -> int:
-    """Checks that this installation can run the laptop default; exit code 1 if one fails."""
+    """Check that this installation can run the laptop default. Exit code 1 if a check fails."""
     from harness.foundation import provenance
 
     checks = [
@@ -38,8 +33,8 @@ def doctor(results: Path) -> int:
         _torch(),
         _packages(),
         _numerics(),
-        _space(results),
-        _bases(results),
+        _space(a.results),
+        _bases(a.results),
         _tracking(),
         *_outside(),
         *_vllm(),
