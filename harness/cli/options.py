@@ -21,22 +21,22 @@ OF_SCORING = ("trainer.device", "trainer.compute")
 
 
 def never(a: argparse.Namespace) -> bool:
-    """No call of the command."""
+    """Condition that no call meets."""
     return False
 
 
 def always(a: argparse.Namespace) -> bool:
-    """Every call of the command."""
+    """Condition that every call meets."""
     return True
 
 
 def if_written(a: argparse.Namespace) -> bool:
-    """Calls with the option of `add_write`."""
+    """Condition that a call with the option of `add_write` meets."""
     return a.is_written
 
 
 def nothing(a: argparse.Namespace) -> None:
-    """No check of a call."""
+    """Check that accepts every call."""
 
 
 def add_results(

@@ -64,7 +64,7 @@ class _Asked:
 
 
 def _asked(a: argparse.Namespace) -> _Asked:
-    """Raises ValueError for what cannot be measured."""
+    """Places, runs and earlier records of a call. Raises ValueError for what cannot be measured."""
     from harness.config.load import check_overrides, launch_of, split_launch
     from harness.studies.probe.record import configs, noised, read
 

@@ -73,7 +73,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Do one of the three."""
+    """Collect, evaluate or report."""
     return a.action(a)
 
 

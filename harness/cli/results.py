@@ -58,7 +58,7 @@ def _check(a: argparse.Namespace) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Do one of the four."""
+    """Verify, import, pack or unpack."""
     from harness.records.packed import pack, unpack
 
     _check(a)

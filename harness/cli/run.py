@@ -86,8 +86,8 @@ def run(a: argparse.Namespace) -> int:
 
 
 def _told(values: dict[str, Any]) -> dict[str, Any]:
-    """A configuration as JSON without what says nothing where the model is a folder: shape and base of models made
-    here, at defaults that are not the folder's."""
+    """A configuration as JSON; where the model is a folder, without shape and base, whose defaults are those of models
+    made here."""
     from harness.config.schema import FOLDER_SHAPE
 
     if values["model"]["path"] is None:

@@ -61,7 +61,7 @@ def _read(a: argparse.Namespace) -> Search:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Search, or one of the three that run nothing."""
+    """Search, or serve the dashboard, write the report, show the dry run."""
     from harness.studies.search.spec import read_search
 
     if a.dashboard:

@@ -37,7 +37,7 @@ from harness.config.decoder_config import decoder_config
 from harness.config.load import load
 from harness.devtools.bench import verl_scaling
 from harness.devtools.bench.folder_run import write_tokenizer
-from harness.devtools.bench.runner import add_device_and_out, kept, save
+from harness.devtools.bench.runner import add_device_and_out, add_numbers, kept, save
 from harness.devtools.bench.trl_step import Settings
 from harness.engines.vllm.settings import DEFAULTS
 from harness.foundation.own_process import exit_code, module_command
@@ -224,9 +224,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trl-python", help="an interpreter with TRL, in place of this one")
     parser.add_argument("--verl-path", help="folder with verl and its transformers, first on its PYTHONPATH")
     parser.add_argument("--limit-s", type=float, default=540, help="seconds for a peer (default: 540)")
-    for name, value in (("prompts", 32), ("group", 8), ("prompt-tokens", 64), ("tokens", 512), ("rows", 64),
-                        ("steps", 12), ("warm-up", 3)):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"(default: {value})")
+    add_numbers(
+        parser, ("prompts", 32, ""), ("group", 8, ""), ("prompt-tokens", 64, ""), ("tokens", 512, ""),
+        ("rows", 64, ""), ("steps", 12, ""), ("warm-up", 3, ""),
+    )  # fmt: skip
 
 
 def command(asked: argparse.Namespace) -> int:

@@ -43,6 +43,12 @@ def add_device_and_out(parser: argparse.ArgumentParser, *, needs_out: bool = Fal
     parser.add_argument("--out", type=Path, required=needs_out, help="JSON file of everything that was measured")
 
 
+def add_numbers(parser: argparse.ArgumentParser, *numbers: tuple[str, int, str]) -> None:
+    """Options that are whole numbers: (name, default, meaning) of each."""
+    for name, value, text in numbers:
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+
+
 def word_list(text: str) -> list[str]:
     """Words separated by commas."""
     return text.split(",")
@@ -75,7 +81,7 @@ def save(path: Path | None, found: Mapping[str, Any]) -> None:
 
 
 def kept(path: Path, name: str, **head: object) -> dict[str, Any]:
-    """`name` of the file of an earlier call, where all of `head` is the same there; else nothing."""
+    """Cells or runs, as `name` says, that an earlier call left in the file, where all of `head` is the same there."""
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return old.get(name, {}) if all(old.get(key) == value for key, value in head.items()) else {}
 

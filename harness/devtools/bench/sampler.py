@@ -117,7 +117,7 @@ def run(sizes: Sequence[str] = ("xs", "m"), repeats: int = 7) -> list[dict[str, 
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """The bench has none."""
+    """No options."""
 
 
 def command(given: argparse.Namespace) -> int:

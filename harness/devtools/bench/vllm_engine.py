@@ -111,7 +111,7 @@ def run_child(asked: ChildArguments) -> ChildArguments:
 
 
 def report(part: Mapping[str, Any]) -> list[str]:
-    """A part as lines of text."""
+    """Findings of a child as lines of text."""
     name = " ".join(str(part[key]) for key in ("what", "size", "precision", "way") if key in part)
     lines = [f"{name}: FAILED: {part['failed']}"] if "failed" in part else []
     if "push" in part:
