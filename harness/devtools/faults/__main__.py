@@ -58,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> int:
     kinds = tuple(FORMS) if a.kinds is None else tuple(kind.strip() for kind in a.kinds.split(","))
     for kind in kinds:
         if kind not in FORMS:
-            parser.error(f"kinds={kind}: unknown; {nearest(kind, list(FORMS))}")
+            parser.error(f"kinds={kind}: unknown; {nearest(kind, FORMS)}")
     if a.scratch is not None and a.scratch.exists() and any(a.scratch.iterdir()):
         parser.error(f"scratch={a.scratch}: not empty; give a new folder")
     rounds = max(1, a.workers // 2)

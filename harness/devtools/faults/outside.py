@@ -78,7 +78,7 @@ def mlflow(form: str) -> Iterator[str]:
     address = f"http://127.0.0.1:{server.getsockname()[1]}"
     if form == "refused":
         server.close()
-    else:
+    elif form != "silent":  # which takes connections, for the system does, and answers none
         threading.Thread(target=_serve, args=(server, form), daemon=True).start()
     try:
         yield address
@@ -87,13 +87,12 @@ def mlflow(form: str) -> Iterator[str]:
 
 
 def _serve(server: socket.socket, form: str) -> None:
-    held: list[socket.socket] = []
+    """Answer what asks, with an error or, once, with no experiments."""
     with suppress(OSError):  # closed
         while True:
             client, _ = server.accept()
-            if form == "silent":
-                held.append(client)
-                continue
+            if form == "dies":
+                server.close()
             with client:
                 client.settimeout(5.0)
                 client.recv(65536)
@@ -101,5 +100,3 @@ def _serve(server: socket.socket, form: str) -> None:
                 head = "200 OK" if form == "dies" else "500 Internal Server Error"
                 lines = f"HTTP/1.1 {head}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
                 client.sendall(f"{lines}Connection: close\r\n\r\n{body}".encode())
-            if form == "dies":
-                server.close()
