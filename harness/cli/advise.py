@@ -43,9 +43,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(a: argparse.Namespace) -> int:
     """Print the recipes. Raises ValueError for a question that cannot be."""
     own = ("size", "length", "k3", "probe", *USUAL, "explain", "config")
-    if a.cases and (given := next((name for name in own if getattr(a, name)), None)):
-        raise ValueError(f"--cases answers questions of its own: leave --{given} out")
     if a.cases:
+        if given := next((name for name in own if getattr(a, name)), None):
+            raise ValueError(f"--cases answers questions of its own: leave --{given} out")
         return _cases(a)
     if a.size is None or a.length is None:
         raise ValueError("advise: --size and --length are needed, such as --size 7b --length 8192; or --cases")

@@ -189,12 +189,7 @@ def _merge(source: Path, scratch: Path, results: Path, named: Callable[[str], st
     runs = runs_folder(folder) if bases or packed or runs_folder(folder).is_dir() else folder
     for base in bases:
         read_record(base)
-    sweeps, foreign = _looked_at([*_records(runs).values(), *packed])
-    for line in foreign[:TOLD]:
-        print(named(line), file=sys.stderr)
-    if foreign:
-        which = "named above" if len(foreign) <= TOLD else f"the first {TOLD} are named above"
-        raise ValueError(f"{source}: files that are no whole results: {len(foreign)} ({which}); nothing was imported")
+    sweeps = _sweeps_of([*_records(runs).values(), *packed], source, named)
     if not sweeps and not bases:
         raise ValueError(f"results import: {source} holds no results: no runs, no packed sweeps, no bases")
     for sweep in sweeps:
@@ -256,9 +251,9 @@ def _import_looks(source: Path, results: Path) -> None:
             write_looks(results, new)
 
 
-def _looked_at(paths: Iterable[Path]) -> tuple[set[str], list[str]]:
-    """Sweeps of these records and packed sweeps, and a line per file that is neither or whose series are missing or
-    corrupt."""
+def _sweeps_of(paths: Iterable[Path], source: Path, named: Callable[[str], str]) -> set[str]:
+    """Sweeps of these records and packed sweeps. Raises ValueError, with a line on standard error for each, where files
+    are neither, or their series are missing or corrupt."""
     from harness.records.packed import check_packed
     from harness.records.run_result import check_series, read_result
 
@@ -274,4 +269,9 @@ def _looked_at(paths: Iterable[Path]) -> tuple[set[str], list[str]]:
             sweeps.add(result.sweep)
         except ValueError as error:
             foreign.append(str(error))
-    return sweeps, foreign
+    for line in foreign[:TOLD]:
+        print(named(line), file=sys.stderr)
+    if foreign:
+        which = "named above" if len(foreign) <= TOLD else f"the first {TOLD} are named above"
+        raise ValueError(f"{source}: files that are no whole results: {len(foreign)} ({which}); nothing was imported")
+    return sweeps
