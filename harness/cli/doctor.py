@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.cli.options import add_results
-from harness.records.paths import bases_folder
+from harness.records.paths import base_folders
 
 DISTRIBUTION = "lowbit-rl-bench"
 Check = tuple[bool | None, str, str]
@@ -145,7 +145,7 @@ def _space(results: Path) -> Check:
 def _bases(results: Path) -> Check:
     from harness.start.base_model import read_record
 
-    folders = sorted(path for path in bases_folder(results).glob("*") if path.is_dir() and path.name[0] != ".")
+    folders = base_folders(results)
     for folder in folders:
         try:
             read_record(folder)

@@ -92,7 +92,7 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
     """Evaluate the last saved policy of a run. Its own evaluations go into its record, in place of failed or older ones
     of the same step, site and question; others are kept as those of a model folder are."""
     from harness.records.packed import make_available
-    from harness.records.paths import runs_folder
+    from harness.records.paths import record_path, runs_folder
     from harness.records.policies import step_of
 
     found, folder, config = _config_of_run(words, overrides, results)
@@ -103,7 +103,7 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
         return records
     make_available(results, found.sweep)
     _write_into(runs_folder(results, found.sweep), found.run_id, records)
-    print(f"result: {runs_folder(results, found.sweep) / found.run_id}.json")
+    print(f"result: {record_path(results, found.sweep, found.run_id)}")
     return records
 
 

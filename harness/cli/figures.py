@@ -13,9 +13,9 @@ from harness.cli.report import report
 from harness.foundation.did_you_mean import nearest
 from harness.published.figures import FIGURES, draw, missing
 from harness.records.folder import all_sweeps
+from harness.records.paths import figures_folder
 from harness.records.run_result import write_atomic
 
-PAPER = Path("figures") / "paper"
 NOTEBOOKS = Path("notebooks")
 TIMEOUT_S = 300
 """For one cell of a notebook."""
@@ -65,7 +65,7 @@ def _drawn(name: str, results: Path, is_asked: bool) -> str:
     from harness.published.figures.drawn import save
 
     try:
-        written = save(draw(name, results), results / PAPER, name)
+        written = save(draw(name, results), figures_folder(results, "paper"), name)
     except ValueError as error:
         if is_asked:
             raise

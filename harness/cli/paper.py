@@ -96,8 +96,9 @@ def run(a: argparse.Namespace) -> int:
     way = Way(workers=a.workers, trackers=trackers, gpu=a.gpu, memory_gib=a.memory, is_again=a.is_again)
     if a.is_tiny:
         from harness.published.recipes.twin import twin
+        from harness.records.paths import work_folder
 
-        results = a.results / "work" / "twins"
+        results = work_folder(a.results, "twins")
         return _launch(recipe, twin(recipe, results / "made"), results, way, a)
     sweeps = bound(recipe, models, data)  # a twin needs no GPU, and none of the paper's memory
     print("\n".join(_missing(recipe, models, data, split_launch(a.overrides)[1].get("gpus"))))

@@ -17,6 +17,7 @@ from harness.cli.options import add_results, add_tracking, check_trackers
 from harness.foundation.whole_folder import replacing
 from harness.records.paths import (
     PURPOSE,
+    base_folders,
     bases_folder,
     looks_path,
     packed_folder,
@@ -184,7 +185,7 @@ def _merge(source: Path, scratch: Path, results: Path, named: Callable[[str], st
     from harness.start.base_model import read_record
 
     folder, unpacked = _folder(source, scratch / "archive"), scratch / "unpacked"
-    bases = [path for path in sorted(bases_folder(folder).glob("*")) if path.is_dir() and path.name[0] != "."]
+    bases = base_folders(folder)
     packed = sorted(packed_folder(folder).glob("*.zip"))
     runs = runs_folder(folder) if bases or packed or runs_folder(folder).is_dir() else folder
     for base in bases:

@@ -40,7 +40,7 @@ def run(a: argparse.Namespace) -> int:
     from harness.engines.vllm.warm import notes as compiling
     from harness.foundation.number_cell import number_cell
     from harness.foundation.project_files import RESULTS
-    from harness.records.paths import RUNS
+    from harness.records.paths import RUNS, record_path
     from harness.records.policies import has_policy
     from harness.run.checks import check_place
     from harness.sweep import Planned, Sweep, finished, run_sweep
@@ -77,7 +77,7 @@ def run(a: argparse.Namespace) -> int:
     if is_interrupted:
         print(f"\ninterrupted; the same command {'without --again ' if a.is_again else ''}goes on from here")
         return 130
-    print(f"result: {a.results}/runs/{RUNS}/{run_id(config)}.json")
+    print(f"result: {record_path(a.results, RUNS, run_id(config))}")
     if records[0].status == "ok":
         k3, place = records[0].summary.get("k3_median"), "" if a.results == RESULTS else f" --results {a.results}"
         print(f"mismatch: k3 {number_cell(k3, '.1e')} nats a token, median of the steps")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harness.devtools.faults.damage import damage
 from harness.devtools.faults.journal import Fault
+from harness.records.paths import base_folders
 
 ANSWER = '{"experiments": []}'
 
@@ -61,9 +62,9 @@ def restore(before: Mapping[Path, bytes], hit: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def damage_base(fault: Fault, bases: Path) -> Path:
+def damage_base(fault: Fault, results: Path) -> Path:
     """Damage the base of a round: its weights, or the record next to them."""
-    (folder,) = [path for path in bases.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    (folder,) = base_folders(results)
     if fault.form == "recipe":
         (folder / "recipe.json").write_text('{"key": ', encoding="utf-8")
         return folder / "recipe.json"

@@ -127,11 +127,11 @@ def _check_same(opened: OpenRound, path: Path, data: bytes | None) -> None:
 
 def _base_start(fault: Fault, opened: OpenRound, missing: Sequence[RunConfig]) -> SweepStart:
     """A damaged base: cells must fail and name it."""
-    cells, bases, done = missing[:2], bases_folder(opened.results), Damage()
+    cells, done = missing[:2], Damage()
 
     def before(opened: OpenRound, stack: ExitStack) -> None:
-        done.before.update(snapshot(bases))
-        done.hit[fault.id] = path = damage_base(fault, bases)
+        done.before.update(snapshot(bases_folder(opened.results)))
+        done.hit[fault.id] = path = damage_base(fault, opened.results)
         done.after[path] = path.read_bytes()
         opened.injected(fault.id)
 
