@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -168,7 +169,7 @@ def score_table(records: Sequence[TaskEvalRecord]) -> str:
     for record in records:
         for name, values in question_scores(record.model_dump()).items():
             found = over_questions(values)
-            interval = f"{found.low:.3f} to {found.high:.3f}" if found.low == found.low else "-"
+            interval = f"{found.low:.3f} to {found.high:.3f}" if not math.isnan(found.low) else "-"
             rows.append(
                 (record.task, record.site, record.precision, str(len(values)), name, f"{found.mean:.3f}", interval)
             )

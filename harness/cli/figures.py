@@ -81,7 +81,7 @@ def _chosen(names: Sequence[str]) -> list[str]:
 def listing(results: Path) -> int:
     """One line per paper figure: name, paper, sweep, and whether it can be drawn now."""
     for figure in FIGURES.values():
-        state = f"needs {missing(figure, results)}" if missing(figure, results) else f"from {figure.sweep}"
+        state = f"needs {reason}" if (reason := missing(figure, results)) else f"from {figure.sweep}"
         print(f"{figure.name:<20} {figure.paper:<15} {figure.title:<40} {state}")
     return 0
 
