@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.options import add_results, add_write, always, if_written, positive
+from harness.cli.options import add_results, add_write, always, if_written, positive, tell_written
 from harness.foundation.project_files import HOME, RESULTS
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _cases(a: argparse.Namespace) -> int:
     print(text)
     if a.is_written:
         folder = tables_folder(a.results)
-        print(f"written: {write(text, folder)}, {write_answers(answers(evidence, tables), folder)}")
+        tell_written([write(text, folder), write_answers(answers(evidence, tables), folder)])
     return 0
 
 

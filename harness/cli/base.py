@@ -12,6 +12,7 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,20 +84,19 @@ def base(names: Sequence[str], overrides: Sequence[str], *, launch: Launch, work
     if waiting:
         check_writable(bases_folder(launch.results), "--results")
     end = None if minutes is None else time.monotonic() + 60 * minutes
-    gpus = visible_gpus() if any(cell.trainer.device == "cuda" for cell in waiting) else []
-    running, code, left, count = list[subprocess.Popen[bytes]](), 0, 0, 0
+    visible = visible_gpus() if any(cell.trainer.device == "cuda" for cell in waiting) else []
+    gpus = cycle(visible or [None])
+    running, ended = list[subprocess.Popen[bytes]](), list[int]()
     try:
         while waiting or running:
             while waiting and len(running) < workers and (end is None or time.monotonic() < end):
-                running.append(_spawn(waiting.pop(0), launch, end, gpus[count % len(gpus)] if gpus else None))
-                count += 1
+                running.append(_spawn(waiting.pop(0), launch, end, next(gpus)))
             if not running:
                 break
             time.sleep(0.1)
             for process in [p for p in running if p.poll() is not None]:
                 running.remove(process)
-                left += process.returncode == UNFINISHED
-                code = code or (0 if process.returncode in (0, UNFINISHED) else 1)
+                ended.append(process.returncode)
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on from here")
         return 130
@@ -105,9 +105,9 @@ def base(names: Sequence[str], overrides: Sequence[str], *, launch: Launch, work
             process.terminate()
         for process in running:
             process.wait()
-    if left + len(waiting):
-        print(f"time limit: {left + len(waiting)} bases are left; the same command goes on from here")
-    return code
+    if left := ended.count(UNFINISHED) + len(waiting):
+        print(f"time limit: {left} bases are left; the same command goes on from here")
+    return int(any(code not in (0, UNFINISHED) for code in ended))
 
 
 def _count(num: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from harness.cli.options import add_results, add_write, always, if_written, positive_list
+from harness.cli.options import add_results, add_write, always, if_written, positive_list, tell_written
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,5 +22,5 @@ def run(a: argparse.Namespace) -> int:
     for part in page.split("| arm | size |")[:-1]:
         print(part.partition("## ")[1] + part.partition("## ")[2].strip())
     if a.is_written:
-        print("written: " + ", ".join(str(path) for path in write(a.results, page, found)))
+        tell_written(write(a.results, page, found))
     return 0

@@ -13,6 +13,7 @@ from harness.cli.options import (
     positive,
     positive_list,
     rate,
+    tell_written,
     word_list,
 )
 
@@ -66,6 +67,5 @@ def run(a: argparse.Namespace) -> int:
     if a.is_written:
         from harness.studies.capacity.figure import draw
 
-        written = [*write(a.results, page, cells), *draw(cells, figures_folder(a.results) / f"{NAME}.png")]
-        print("written: " + ", ".join(str(path) for path in written))
+        tell_written([*write(a.results, page, cells), *draw(cells, figures_folder(a.results) / f"{NAME}.png")])
     return 0

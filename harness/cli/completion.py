@@ -1,4 +1,4 @@
-"""`lowbit completion`: the tab key completes commands, options, sweeps, methods, precisions and other choices.
+"""`lowbit completion`: the tab key completes commands, options, sweeps, recipes, methods and other choices.
 
     eval "$(lowbit completion)"          (bash and zsh; `lowbit completion --shell fish | source` for fish)
 
@@ -67,8 +67,8 @@ def _words(name: str, action: argparse.Action) -> Callable[[str], list[str]] | N
 
 
 def sweeps(name: str) -> list[str]:
-    """The files of `sweeps/` that a command runs, without their ending."""
-    stems = sorted(path.stem for path in SWEEPS.glob("*.yaml"))
+    """The files of `sweeps/` that a command runs, without their ending; of `lowbit paper` the recipes."""
+    stems = sorted(path.stem for path in (SWEEPS / "papers" if name == "paper" else SWEEPS).glob("*.yaml"))
     if name in OTHERS:
         return [stem for stem in stems if stem.startswith(OTHERS[name])]
     return [stem for stem in stems if not stem.startswith(tuple(OTHERS.values()))]

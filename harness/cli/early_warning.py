@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cli.options import add_results, add_write, always
+from harness.cli.options import add_results, add_write, always, tell_written
 
 SWEEPS = ("standard", "corrections")
 """The sweeps with enough collapsed runs to learn from."""
@@ -50,6 +50,5 @@ def early_warning(sweeps: Sequence[str], results: Path, *, is_written: bool) -> 
     page, scores = report(runs)
     print(page.partition("\n## ")[0].partition("\n\n")[2])
     if is_written:
-        written = write(runs, page, scores, tables_folder(results), figures_folder(results, "early_warning"))
-        print("written: " + ", ".join(str(path) for path in written))
+        tell_written(write(runs, page, scores, tables_folder(results), figures_folder(results, "early_warning")))
     return 0

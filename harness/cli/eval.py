@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,7 +93,7 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
     """Evaluate the last saved policy of a run. Its own evaluations go into its record, in place of failed or older ones
     of the same step, site and question; others are kept as those of a model folder are."""
     from harness.records.packed import make_available
-    from harness.records.paths import runs_folder
+    from harness.records.paths import record_path, runs_folder
     from harness.records.policies import step_of
 
     found, folder, config = _config_of_run(words, overrides, results)
@@ -103,7 +104,7 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
         return records
     make_available(results, found.sweep)
     _write_into(runs_folder(results, found.sweep), found.run_id, records)
-    print(f"result: {runs_folder(results, found.sweep) / found.run_id}.json")
+    print(f"result: {record_path(results, found.sweep, found.run_id)}")
     return records
 
 
@@ -168,7 +169,7 @@ def score_table(records: Sequence[TaskEvalRecord]) -> str:
     for record in records:
         for name, values in question_scores(record.model_dump()).items():
             found = over_questions(values)
-            interval = f"{found.low:.3f} to {found.high:.3f}" if found.low == found.low else "-"
+            interval = f"{found.low:.3f} to {found.high:.3f}" if not math.isnan(found.low) else "-"
             rows.append(
                 (record.task, record.site, record.precision, str(len(values)), name, f"{found.mean:.3f}", interval)
             )

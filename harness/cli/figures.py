@@ -13,9 +13,9 @@ from harness.cli.report import report
 from harness.foundation.did_you_mean import nearest
 from harness.published.figures import FIGURES, draw, missing
 from harness.records.folder import all_sweeps
+from harness.records.paths import figures_folder
 from harness.records.run_result import write_atomic
 
-PAPER = Path("figures") / "paper"
 NOTEBOOKS = Path("notebooks")
 TIMEOUT_S = 300
 """For one cell of a notebook."""
@@ -67,7 +67,7 @@ def _drawn(name: str, results: Path, is_asked: bool) -> str:
     from harness.published.figures.drawn import save
 
     try:
-        written = save(draw(name, results), results / PAPER, name)
+        written = save(draw(name, results), figures_folder(results, "paper"), name)
     except ValueError as error:
         if is_asked:
             raise
@@ -83,7 +83,7 @@ def _chosen(names: Sequence[str]) -> list[str]:
 def listing(results: Path) -> int:
     """One line per paper figure: name, paper, sweep, and whether it can be drawn now."""
     for figure in FIGURES.values():
-        state = f"needs {missing(figure, results)}" if missing(figure, results) else f"from {figure.sweep}"
+        state = f"needs {reason}" if (reason := missing(figure, results)) else f"from {figure.sweep}"
         print(f"{figure.name:<20} {figure.paper:<15} {figure.title:<40} {state}")
     return 0
 

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from harness.cli.options import add_results, add_write, check_exact, check_measured, file_name, positive
+from harness.cli.options import add_results, add_write, check_exact_policy, file_name, positive, tell_written
 
 SAMPLES = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 
@@ -25,24 +25,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accuracy", type=samples, metavar="QxK",
                         help="also accuracies of K answers to each of Q questions, e.g. 64x4")  # fmt: skip
     add_write(parser, "the table and the figure")
-    add_results(parser, reads=lambda a: a.folder is None, writes=_writes, check=_check)
-
-
-def _writes(a: argparse.Namespace) -> bool:
-    return a.folder is not None or a.is_written
+    add_results(parser, reads=lambda a: a.folder is None, writes=lambda a: a.folder is not None or a.is_written,
+                check=_check)  # fmt: skip
 
 
 def _check(a: argparse.Namespace) -> None:
-    """Raises ValueError for what needs no weights to be wrong."""
-    from harness.config.load import load, of_folder
     from harness.models.checkpoint import check_folder
 
-    check_measured(a, "name", "first_load", "answers", "scan", "accuracy")
-    if a.folder is not None:
-        for folder in (a.folder, *([] if a.first_load is None else [a.first_load])):
-            check_folder(folder)
-        load([*a.overrides, *of_folder(a.folder)])
-        check_exact(a.overrides, ("task",))
+    check_exact_policy(a, "name", "first_load", "answers", "scan", "accuracy", counted=("task",))
+    if a.first_load is not None:
+        check_folder(a.first_load)
 
 
 def samples(text: str) -> tuple[int, int]:
@@ -74,6 +66,5 @@ def run(a: argparse.Namespace) -> int:
     print(text(shown))
     print("\n".join(f"- {line}" for line in sentences(shown)))
     if a.is_written:
-        written = write(records, tables_folder(a.results), figures_folder(a.results))
-        print("written: " + ", ".join(str(path) for path in written))
+        tell_written(write(records, tables_folder(a.results), figures_folder(a.results)))
     return 0

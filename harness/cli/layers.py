@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.cli.options import add_results, add_write, check_exact, check_measured, file_name, positive
+from harness.cli.options import add_results, add_write, check_exact_policy, file_name, positive
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,23 +18,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", type=file_name, help="name of the record (default: the folder's with the format)")
     parser.add_argument("--answers", type=positive, help="answers to score (default: 32)")
     add_write(parser, "the table")
-    add_results(parser, reads=lambda a: a.folder is None, writes=_writes, check=_check)
-
-
-def _writes(a: argparse.Namespace) -> bool:
-    return a.folder is not None or a.is_written
+    add_results(parser, reads=lambda a: a.folder is None, writes=lambda a: a.folder is not None or a.is_written,
+                check=_check)  # fmt: skip
 
 
 def _check(a: argparse.Namespace) -> None:
-    """Raises ValueError for what needs no weights to be wrong."""
-    from harness.config.load import load, of_folder
-    from harness.models.checkpoint import check_folder
-
-    check_measured(a, "name", "answers")
-    if a.folder is not None:
-        check_folder(a.folder)
-        load([*a.overrides, *of_folder(a.folder)])
-        check_exact(a.overrides, ("task", "precision", "method", "parts", "knobs"))
+    check_exact_policy(a, "name", "answers", counted=("task", "precision", "method", "parts", "knobs"))
 
 
 def run(a: argparse.Namespace) -> int:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.foundation.text_table import text_table
 
 if TYPE_CHECKING:
     from harness.api import Method
+
+SMALL, LARGE = "s128", "7b"
+"""Models whose effective bits are shown: 3 million parameters, and the shape of Qwen2.5-7B."""
+ENGINES = ("embedded", "vllm", "verl")
+"""Engines that can run a method; vllm: the GPU's build, with the local trainer; verl: that under trainer=verl."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,62 +33,67 @@ def run(a: argparse.Namespace) -> int:
 
 def methods(names: Sequence[str], *, is_json: bool) -> int:
     """Every method in a table; the named ones with their parts, knobs and what of them is reconstructed."""
-    from harness.api import knobs
     from methods import METHODS, method_named, registry
 
     chosen = [method_named(name) for name in names] or list(METHODS.values())
     if is_json:
-        values = {
-            m.name: {
-                "paper": m.paper,
-                "summary": m.summary,
-                "claim": m.claim,
-                "status": status_of(m),
-                "domain": domain_lines(m),
-                "is_control": m.is_control,
-                "parts": {type(p).__name__: knobs(p) for p in m.parts},
-                "fixed": {k: v for k in ("mode", "agg", "denom") if (v := getattr(m, k)) is not None},
-                "precisions": list(m.precisions),
-                "engines": engines_of(m),
-                "reconstructed": m.reconstructed,
-            }
-            for m in chosen
-        }
-        print(json.dumps(values, indent=2))
-        return 0
-    if not names:
-        rows = [
-            (m.name, status_of(m), m.paper or "-", _shortened(claimed_formats(m)) or "-",
-             "+".join(type(p).__name__ for p in m.parts) or "-", _shortened(m.precisions), " ".join(engines_of(m)),
-             m.claim or m.summary)
-            for m in chosen
-        ]  # fmt: skip
-        head = ("method", "status", "paper", "domain", "parts", "formats", "engines", "claim of its authors")
-        print(text_table(head, rows))
-        print("\ndomain: the formats that its paper's claims speak of.")
-        print("lowbit methods NAME shows the whole domain, knobs and what is reconstructed.")
+        print(json.dumps({m.name: _as_json(m) for m in chosen}, indent=2))
+    elif names:
+        print("\n".join(line for m in chosen for line in _lines(m)))
+    else:
+        print(_table(chosen))
         for reason in registry().broken.values():
             print(f"left out: {reason}", file=sys.stderr)
-        return 0
-    for m in chosen:
-        fixed = "".join(
-            f", {key}={value}" for key in ("mode", "agg", "denom") if (value := getattr(m, key)) is not None
-        )
-        print(f"{m.name}: {m.summary}{fixed}")
-        for title, words in (("status", status_of(m)), ("paper", m.paper), ("claim", m.claim),
-                             *(("domain", line) for line in domain_lines(m) or [""]),
-                             ("formats", " ".join(m.precisions)), ("engines", " ".join(engines_of(m)))):  # fmt: skip
-            print(f"    {title:<14} {words or '-'}")
-        print(f"    {'bits':<14} {bits_line(m)}")
-        for p in m.parts:
-            settings = ", ".join(f"{name}={value}" for name, value in knobs(p).items())
-            print(f"    part           {type(p).__name__}({settings})")
-        if m.reconstructed:
-            print(f"    reconstructed  {m.reconstructed}")
-        for engine in ENGINES:
-            if engine not in engines_of(m):
-                print(f"    {f'not {engine}':<14} {refusal(engine, m, m.precisions[0])}")
     return 0
+
+
+def _as_json(m: Method) -> dict[str, Any]:
+    from harness.api import knobs
+
+    return {
+        "paper": m.paper, "summary": m.summary, "claim": m.claim, "status": status_of(m), "domain": domain_lines(m),
+        "is_control": m.is_control, "parts": {type(p).__name__: knobs(p) for p in m.parts}, "fixed": fixed_by(m),
+        "precisions": list(m.precisions), "engines": engines_of(m), "reconstructed": m.reconstructed,
+    }  # fmt: skip
+
+
+def _table(chosen: Sequence[Method]) -> str:
+    """A row per method, and where to read on."""
+    rows = [
+        (m.name, status_of(m), m.paper or "-", _shortened(claimed_formats(m)) or "-",
+         "+".join(type(p).__name__ for p in m.parts) or "-", _shortened(m.precisions), " ".join(engines_of(m)),
+         m.claim or m.summary)
+        for m in chosen
+    ]  # fmt: skip
+    head = ("method", "status", "paper", "domain", "parts", "formats", "engines", "claim of its authors")
+    return (
+        f"{text_table(head, rows)}\n\ndomain: the formats that its paper's claims speak of.\n"
+        "lowbit methods NAME shows the whole domain, knobs and what is reconstructed."
+    )
+
+
+def _lines(m: Method) -> Iterator[str]:
+    """Everything of one method."""
+    from harness.api import knobs
+
+    engines = engines_of(m)
+    yield f"{m.name}: {m.summary}" + "".join(f", {key}={value}" for key, value in fixed_by(m).items())
+    facts = [
+        ("status", status_of(m)), ("paper", m.paper), ("claim", m.claim),
+        *(("domain", line) for line in domain_lines(m) or [""]),
+        ("formats", " ".join(m.precisions)), ("engines", " ".join(engines)), ("bits", bits_line(m)),
+    ]  # fmt: skip
+    for part in m.parts:
+        settings = ", ".join(f"{name}={value}" for name, value in knobs(part).items())
+        facts.append(("part", f"{type(part).__name__}({settings})"))
+    facts += [("reconstructed", m.reconstructed)] if m.reconstructed else []
+    facts += [(f"not {name}", refusal(name, m, m.precisions[0])) for name in ENGINES if name not in engines]
+    yield from (f"    {title:<14} {words or '-'}" for title, words in facts)
+
+
+def fixed_by(method: Method) -> dict[str, str]:
+    """Settings of the algorithm that the method fixes."""
+    return {key: value for key in ("mode", "agg", "denom") if (value := getattr(method, key)) is not None}
 
 
 def bits_line(method: Method) -> str:
@@ -122,12 +132,6 @@ def status_of(method: Method) -> str:
     if method.is_control or not method.paper:
         return "control" if method.is_control else "own"
     return "reconstructed" if method.reconstructed else "exact"
-
-
-SMALL, LARGE = "s128", "7b"
-"""Models whose effective bits are shown: 3 million parameters, and the shape of Qwen2.5-7B."""
-ENGINES = ("embedded", "vllm", "verl")
-"""Engines that can run a method; vllm: the GPU's build, with the local trainer; verl: that under trainer=verl."""
 
 
 def engines_of(method: Method) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from harness.cli.options import add_results, add_write, always, if_written
+from harness.cli.options import add_results, add_write, always, if_written, tell_written
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,5 @@ def run(a: argparse.Namespace) -> int:
     print(f"\n{headline(rows, values)}.")
     print("\n".join(f"- {line}" for line in sentences(rows, values)))
     if a.is_written:
-        written = write(found, values, tables_folder(a.results), figures_folder(a.results))
-        print("written: " + ", ".join(str(path) for path in written))
+        tell_written(write(found, values, tables_folder(a.results), figures_folder(a.results)))
     return 0

@@ -22,22 +22,22 @@ OF_SCORING = ("trainer.device", "trainer.compute")
 
 
 def never(a: argparse.Namespace) -> bool:
-    """No call of the command."""
+    """Condition that no call meets."""
     return False
 
 
 def always(a: argparse.Namespace) -> bool:
-    """Every call of the command."""
+    """Condition that every call meets."""
     return True
 
 
 def if_written(a: argparse.Namespace) -> bool:
-    """Calls with the option of `add_write`."""
+    """Condition that a call with the option of `add_write` meets."""
     return a.is_written
 
 
 def nothing(a: argparse.Namespace) -> None:
-    """No check of a call."""
+    """Check that accepts every call."""
 
 
 def add_results(
@@ -121,16 +121,9 @@ def check_machine(a: argparse.Namespace) -> None:
         check_gpu(a.gpu)
 
 
-def check_exact(overrides: Iterable[str], counted: tuple[str, ...]) -> None:
-    """Raises ValueError for a setting of another group than those `counted` where the exact policy answers each
-    question once, on the CPU."""
-    for word in overrides:
-        if re.split(r"[.=]", word.lstrip("+"))[0] not in counted:
-            raise ValueError(
-                f"{word}: has no effect here, where the exact policy answers each question once, on the CPU; valid: "
-                f"{', '.join(counted)}; --answers says how many, and task.options.max_new_tokens how long answers in "
-                "text may be"
-            )
+def tell_written(paths: Iterable[Path]) -> None:
+    """Name the files that a command wrote."""
+    print("written: " + ", ".join(map(str, paths)))
 
 
 def check_untrained(overrides: Iterable[str]) -> None:
@@ -141,10 +134,26 @@ def check_untrained(overrides: Iterable[str]) -> None:
             raise ValueError(f"{word}: nothing is trained here; valid of the trainer: {', '.join(OF_SCORING)}")
 
 
-def check_measured(a: argparse.Namespace, *names: str) -> None:
-    """Raises ValueError for one of these options of a measurement where no model folder is named."""
-    if a.folder is None and (given := next((name for name in names if getattr(a, name)), None)):
-        raise ValueError(f"--{given.replace('_', '-')}: nothing is measured without a model folder; name one")
+def check_exact_policy(a: argparse.Namespace, *options: str, counted: tuple[str, ...]) -> None:
+    """Raises ValueError for wrong input of a command that measures the exact policy of a model folder on the CPU: for a
+    folder or an override that is wrong, for one of another group than `counted`, which would change nothing, and where
+    no folder is named, for one of `options`."""
+    if a.folder is None:
+        if given := next((name for name in options if getattr(a, name)), None):
+            raise ValueError(f"--{given.replace('_', '-')}: nothing is measured without a model folder; name one")
+        return
+    from harness.config.load import load, of_folder
+    from harness.models.checkpoint import check_folder
+
+    check_folder(a.folder)
+    load([*a.overrides, *of_folder(a.folder)])
+    for word in a.overrides:
+        if re.split(r"[.=]", word.lstrip("+"))[0] not in counted:
+            raise ValueError(
+                f"{word}: has no effect here, where the exact policy answers each question once, on the CPU; valid: "
+                f"{', '.join(counted)}; --answers says how many, and task.options.max_new_tokens how long answers in "
+                "text may be"
+            )
 
 
 def gibibytes(text: str) -> float:

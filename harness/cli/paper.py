@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,16 +89,20 @@ def run(a: argparse.Namespace) -> int:
     if not (models or data or a.is_tiny):
         return _show(recipe)
     from harness.cli.sweep import Way
+    from harness.config.load import split_launch
     from harness.published.recipes.recipe import bound
 
     trackers = () if a.is_tiny else a.trackers
     way = Way(workers=a.workers, trackers=trackers, gpu=a.gpu, memory_gib=a.memory, is_again=a.is_again)
     if a.is_tiny:
         from harness.published.recipes.twin import twin
+        from harness.records.paths import work_folder
 
-        results = a.results / "work" / "twins"
+        results = work_folder(a.results, "twins")
         return _launch(recipe, twin(recipe, results / "made"), results, way, a)
-    return _launch(recipe, bound(recipe, models, data), a.results, way, a)
+    sweeps = bound(recipe, models, data)  # a twin needs no GPU, and none of the paper's memory
+    print("\n".join(_missing(recipe, models, data, split_launch(a.overrides)[1].get("gpus"))))
+    return _launch(recipe, sweeps, a.results, way, a)
 
 
 def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a: argparse.Namespace) -> int:
@@ -113,8 +117,6 @@ def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a
 
     first = next(iter(sweeps.values()))
     whole = replace(first, arms=tuple(arm for sweep in sweeps.values() for arm in sweep.arms))
-    if not a.is_tiny:  # a twin needs no GPU, and none of the paper's memory
-        print("\n".join(_missing(recipe, a)))
     code = sweep_of(whole, a.overrides, results=results, way=way, is_dry=a.dry_run, is_shown=not a.is_tiny)
     if a.dry_run:
         return code
@@ -165,16 +167,14 @@ def _list() -> int:
     return 0
 
 
-def _missing(recipe: Recipe, a: argparse.Namespace) -> list[str]:
-    from harness.config.load import split_launch
+def _missing(recipe: Recipe, models: Collection[str], data: Collection[str], gpus: int | None = None) -> list[str]:
+    """Lines on what a launch with these models, data sets and GPUs lacks, needs and does unlike the paper."""
     from harness.published.recipes.lacks import memory_gib, of_machine, of_verl
 
-    asked = None if a.is_tiny else split_launch(a.overrides)[1].get("gpus")
-    given = set(_folders("data", a.data)) | (set(recipe.data) if a.is_tiny else set())
-    chosen = {k: m for k, m in recipe.models.items() if k in _folders("model", a.model)} or recipe.models
-    lines = [f"missing  {line}" for line in of_machine(recipe, asked)]
+    chosen = {key: model for key, model in recipe.models.items() if key in models} or recipe.models
+    lines = [f"missing  {line}" for line in of_machine(recipe, gpus)]
     lines += [f"missing  evaluation on {e['data']}: no --data {e['data']}=DIR" for e in recipe.evaluations
-              if e["data"] not in given]  # fmt: skip
+              if e["data"] not in data]  # fmt: skip
     lines += [f"verl     {line}" for line in of_verl(recipe)]
     room = recipe.scale.gpus * recipe.scale.nodes * recipe.scale.memory_gib
     lines += [
@@ -194,8 +194,7 @@ def _show(recipe: Recipe) -> int:
     for what, hubs in (("model", recipe.models), ("data", recipe.data)):
         for key, value in hubs.items():
             print(f"{what:<8} {key}={value.hub}")
-    arguments = argparse.Namespace(model=[], data=[], is_tiny=True)
-    print("\n".join(_missing(recipe, arguments)), end="\n\n")
+    print("\n".join(_missing(recipe, recipe.models, recipe.data)), end="\n\n")
     print(text_table(("setting", "value", "source"), settings_table(recipe)), end="\n\n")
     print(MARKS, end="\n\n")
     rows = [(label, " ".join(f"{key}={value}" for key, value in arm.items())) for label, arm in recipe.arms.items()]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results, add_write, check_untrained, word_list
+from harness.cli.options import add_results, add_write, check_untrained, tell_written, word_list
 
 if TYPE_CHECKING:
     from harness.config.schema import Launch, RunConfig
@@ -46,8 +46,7 @@ def run(a: argparse.Namespace) -> int:
     print("bf16_tis: token TIS alone, the correction of flashrl.\n")
     print("\n".join(f"- {line}" for record in records for line in (asked(record), *sentences(record))))
     if a.is_written:
-        written = write(records, tables_folder(a.results), figures_folder(a.results))
-        print("written: " + ", ".join(str(path) for path in written))
+        tell_written(write(records, tables_folder(a.results), figures_folder(a.results)))
     return 0
 
 
@@ -65,7 +64,7 @@ class _Asked:
 
 
 def _asked(a: argparse.Namespace) -> _Asked:
-    """Raises ValueError for what cannot be measured."""
+    """Places, runs and earlier records of a call. Raises ValueError for what cannot be measured."""
     from harness.config.load import check_overrides, launch_of, split_launch
     from harness.studies.probe.record import configs, noised, read
 

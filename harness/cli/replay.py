@@ -16,6 +16,7 @@ from harness.cli.options import (
     number_list,
     positive,
     positive_list,
+    tell_written,
     whole,
     word_list,
 )
@@ -24,7 +25,6 @@ from harness.records.paths import figures_folder, replay_folder, tables_folder, 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from harness.studies.replay.evaluation import Question
     from harness.studies.replay.sampling import Demand
 
 FOLDER = "folder of the batches (default: work/replay of the results)"
@@ -67,13 +67,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
     line = "the tables from the records alone"
     report = actions.add_parser("report", help=line, description=f"{line.capitalize()}.")
-    report.set_defaults(action=lambda a: replay_report(a.results, is_written=a.is_written))
+    report.set_defaults(action=_report)
     add_write(report, "the tables and the figures")
     add_results(report, reads=always, writes=if_written)
 
 
 def run(a: argparse.Namespace) -> int:
-    """Do one of the three."""
+    """Collect, evaluate or report."""
     return a.action(a)
 
 
@@ -97,28 +97,18 @@ def _check_collect(a: argparse.Namespace) -> None:
     plan(*_demand(a))
 
 
-def _collect(a: argparse.Namespace) -> int:
-    return replay_collect(*_demand(a), a.results)
-
-
-def _question(a: argparse.Namespace) -> tuple[Path, Question]:
-    """(stored rollouts, what is asked of them)."""
-    from harness.studies.replay.evaluation import Question
-
-    return a.stored or work_folder(a.results, "replay"), Question(methods=a.methods, modes=a.modes, ages=a.ages)
+def _stored(a: argparse.Namespace) -> Path:
+    """Folder of the stored rollouts."""
+    return a.stored or work_folder(a.results, "replay")
 
 
 def _check_evaluate(a: argparse.Namespace) -> None:
     from harness.studies.replay.store import contexts
 
-    contexts(_question(a)[0])
+    contexts(_stored(a))
 
 
-def _evaluate(a: argparse.Namespace) -> int:
-    return replay_evaluate(*_question(a), a.results, is_written=a.is_written)
-
-
-def replay_collect(demand: Demand, out: Path, results: Path) -> int:
+def _collect(a: argparse.Namespace) -> int:
     """Sample what is missing; a second start goes on."""
     from tqdm import tqdm
 
@@ -126,8 +116,8 @@ def replay_collect(demand: Demand, out: Path, results: Path) -> int:
     from harness.studies.replay.sampling import collect_context, plan
     from harness.studies.replay.store import REFERENCE, read_meta, samplers
 
-    launch = Launch(results=str(results))
-    for context in plan(demand, out):
+    launch = Launch(results=str(a.results))
+    for context in plan(*_demand(a)):
         started = time.perf_counter()
         total = sum(count for name, _, count in context.samplers() if read_meta(context.folder, name) is None)
         with tqdm(total=total, unit="batch", desc=context.folder.name, disable=not sys.stderr.isatty()) as bar:
@@ -149,17 +139,17 @@ def replay_collect(demand: Demand, out: Path, results: Path) -> int:
     return 0
 
 
-def replay_evaluate(stored: Path, question: Question, results: Path, *, is_written: bool) -> int:
+def _evaluate(a: argparse.Namespace) -> int:
     """Evaluate what has no record yet, record it, then tables and figures."""
     from tqdm import tqdm
 
     from harness.config.schema import Launch
-    from harness.studies.replay.evaluation import evaluate_context
+    from harness.studies.replay.evaluation import Question, evaluate_context
     from harness.studies.replay.store import contexts
 
-    launch = Launch(results=str(results))
+    launch, question = Launch(results=str(a.results)), Question(methods=a.methods, modes=a.modes, ages=a.ages)
     skipped: dict[str, str] = {}
-    for folder in contexts(stored):
+    for folder in contexts(_stored(a)):
         started = time.perf_counter()
         with tqdm(unit="batch", desc=folder.name, disable=not sys.stderr.isatty()) as bar:
 
@@ -167,23 +157,23 @@ def replay_evaluate(stored: Path, question: Question, results: Path, *, is_writt
                 bar.set_postfix_str(what, refresh=False)
                 bar.update(count)
 
-            skipped |= evaluate_context(folder, replay_folder(results), question, launch, progress)
+            skipped |= evaluate_context(folder, replay_folder(a.results), question, launch, progress)
         print(f"{folder.name}: evaluated, {time.perf_counter() - started:.0f} s", flush=True)
     for name, reason in skipped.items():
         print(f"skipped  {name}: {reason}")
-    return replay_report(results, is_written=is_written)
+    return _report(a)
 
 
-def replay_report(results: Path, *, is_written: bool) -> int:
+def _report(a: argparse.Namespace) -> int:
     """Tables from the records alone; written with the figures where asked to."""
     from harness.studies.replay.tables import markdown, read_records, write_tables
 
-    records = read_records(replay_folder(results))
-    if not is_written:
+    records = read_records(replay_folder(a.results))
+    if not a.is_written:
         print(markdown(records))
         return 0
     from harness.studies.replay.figure import draw
 
-    written = [*write_tables(records, tables_folder(results)), *draw(records, figures_folder(results, "replay"))]
-    print("written: " + ", ".join(str(path) for path in written))
+    tables, figures = tables_folder(a.results), figures_folder(a.results, "replay")
+    tell_written([*write_tables(records, tables), *draw(records, figures)])
     return 0

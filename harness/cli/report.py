@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results, always
+from harness.cli.options import add_results, always, tell_written
 from harness.records.paths import figures_folder, journal_path, runs_folder, tables_folder
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | 
         print(tables.render_terminal(board.table, board.baselines[-1]))
         if against := tables.render_against(board):
             print(f"\n{against}")
-    print("written: " + ", ".join(str(path) for path in written))
+    tell_written(written)
     return 0
 
 

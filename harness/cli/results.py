@@ -17,6 +17,7 @@ from harness.cli.options import add_results, add_tracking, check_trackers
 from harness.foundation.whole_folder import replacing
 from harness.records.paths import (
     PURPOSE,
+    base_folders,
     bases_folder,
     looks_path,
     packed_folder,
@@ -58,14 +59,23 @@ def _check(a: argparse.Namespace) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Do one of the four."""
+    """Verify, import, pack or unpack."""
+    from harness.records.packed import pack, unpack
+
     _check(a)
-    if a.action in ("pack", "unpack"):
-        return pack_one(a.source, a.results, is_packing=a.action == "pack")
-    if a.action == "import":
+    if a.action == "verify":
+        return verify_all(a.results)
+    if a.action == "pack":
+        path = pack(a.results, a.source)
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    elif a.action == "unpack":
+        print(f"{unpack(a.results, a.source)} results unpacked")
+    else:
         check_trackers(a.trackers)
-        return import_all(a.source, a.results, a.trackers)
-    return verify_all(a.results)
+        if a.source is None:
+            return log_all_runs(a.results, a.trackers)
+        import_all(a.source, a.results)
+    return 0
 
 
 def verify_all(results: Path) -> int:
@@ -102,20 +112,6 @@ def unpack_all(results: Path) -> None:
             print(f"warning: left alone: {error}", file=sys.stderr)
 
 
-def pack_one(sweep: str | None, results: Path, *, is_packing: bool) -> int:
-    """A sweep's results into one file, or the missing results of packed sweeps (of one, where named) out of theirs.
-    Raises ValueError for a sweep that cannot be packed."""
-    from harness.records.packed import pack, unpack
-
-    if not is_packing:
-        print(f"{unpack(results, sweep)} results unpacked")
-    else:
-        assert sweep is not None, "_check refuses it"
-        path = pack(results, sweep)
-        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
-    return 0
-
-
 def _check_packed(sweep: str | None, results: Path) -> None:
     """Raises ValueError for a name that is none of the packed sweeps'."""
     from harness.foundation.did_you_mean import nearest
@@ -126,23 +122,8 @@ def _check_packed(sweep: str | None, results: Path) -> None:
         raise ValueError(f"results unpack: no packed sweep {sweep!r}; {nearest(sweep, known) if known else 'none is'}")
 
 
-def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> int:
-    """Merge runs, packed ones too, purposes, looks and bases of another results folder, of an archive of one or of a
-    packed sweep into ours; without a source, log ours to the trackers. Returns 1 where a tracker is off, else 0.
-
-    Raises ValueError, one line, for what is no result or no base, and where there is neither; nothing is imported then.
-    """
-    if source is not None:
-        with tempfile.TemporaryDirectory(prefix="lowbit-import-") as scratch:
-
-            def named(text: str) -> str:
-                return text.replace(f"{scratch}/archive", source).replace(f"{scratch}/unpacked", source)
-
-            try:
-                _merge(Path(source), Path(scratch), results, named)
-            except ValueError as error:
-                raise ValueError(named(str(error))) from error
-        return 0
+def log_all_runs(results: Path, trackers: tuple[str, ...]) -> int:
+    """Log every run to the trackers. Exit code 1 where one is off."""
     from harness.viewers.trackers import log_all
 
     unpack_all(results)
@@ -152,6 +133,23 @@ def import_all(source: str | None, results: Path, trackers: tuple[str, ...]) -> 
         print(f"logged {count} runs to {name}")
         code = code if is_on else 1
     return code
+
+
+def import_all(source: str, results: Path) -> None:
+    """Merge runs, packed ones too, purposes, looks and bases of another results folder, of an archive of one or of a
+    packed sweep into ours.
+
+    Raises ValueError, one line, for what is no result or no base, and where there is neither; nothing is imported then.
+    """
+    with tempfile.TemporaryDirectory(prefix="lowbit-import-") as scratch:
+
+        def named(text: str) -> str:
+            return text.replace(f"{scratch}/archive", source).replace(f"{scratch}/unpacked", source)
+
+        try:
+            _merge(Path(source), Path(scratch), results, named)
+        except ValueError as error:
+            raise ValueError(named(str(error))) from error
 
 
 def _folder(source: Path, scratch: Path) -> Path:
@@ -187,17 +185,12 @@ def _merge(source: Path, scratch: Path, results: Path, named: Callable[[str], st
     from harness.start.base_model import read_record
 
     folder, unpacked = _folder(source, scratch / "archive"), scratch / "unpacked"
-    bases = [path for path in sorted(bases_folder(folder).glob("*")) if path.is_dir() and path.name[0] != "."]
+    bases = base_folders(folder)
     packed = sorted(packed_folder(folder).glob("*.zip"))
     runs = runs_folder(folder) if bases or packed or runs_folder(folder).is_dir() else folder
     for base in bases:
         read_record(base)
-    sweeps, foreign = _looked_at([*_records(runs).values(), *packed])
-    for line in foreign[:TOLD]:
-        print(named(line), file=sys.stderr)
-    if foreign:
-        which = "named above" if len(foreign) <= TOLD else f"the first {TOLD} are named above"
-        raise ValueError(f"{source}: files that are no whole results: {len(foreign)} ({which}); nothing was imported")
+    sweeps = _sweeps_of([*_records(runs).values(), *packed], source, named)
     if not sweeps and not bases:
         raise ValueError(f"results import: {source} holds no results: no runs, no packed sweeps, no bases")
     for sweep in sweeps:
@@ -259,9 +252,9 @@ def _import_looks(source: Path, results: Path) -> None:
             write_looks(results, new)
 
 
-def _looked_at(paths: Iterable[Path]) -> tuple[set[str], list[str]]:
-    """Sweeps of these records and packed sweeps, and a line per file that is neither or whose series are missing or
-    corrupt."""
+def _sweeps_of(paths: Iterable[Path], source: Path, named: Callable[[str], str]) -> set[str]:
+    """Sweeps of these records and packed sweeps. Raises ValueError, with a line on standard error for each, where files
+    are neither, or their series are missing or corrupt."""
     from harness.records.packed import check_packed
     from harness.records.run_result import check_series, read_result
 
@@ -277,4 +270,9 @@ def _looked_at(paths: Iterable[Path]) -> tuple[set[str], list[str]]:
             sweeps.add(result.sweep)
         except ValueError as error:
             foreign.append(str(error))
-    return sweeps, foreign
+    for line in foreign[:TOLD]:
+        print(named(line), file=sys.stderr)
+    if foreign:
+        which = "named above" if len(foreign) <= TOLD else f"the first {TOLD} are named above"
+        raise ValueError(f"{source}: files that are no whole results: {len(foreign)} ({which}); nothing was imported")
+    return sweeps

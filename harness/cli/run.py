@@ -33,51 +33,41 @@ def _check(a: argparse.Namespace) -> None:
 
 
 def run(a: argparse.Namespace) -> int:
-    """Run the cell."""
+    """Run the cell, as a sweep of one. Exit code 1 if it did not end well."""
     check_machine(a)
-    return run_one(
-        a.overrides, results=a.results, is_dry=a.dry_run, is_again=a.is_again, gpu=a.gpu, memory_gib=a.memory
-    )
-
-
-def run_one(
-    overrides: Sequence[str], *, results: Path, is_dry: bool, is_again: bool = False, gpu: str | None = None,
-    memory_gib: float | None = None,
-) -> int:  # fmt: skip
-    """One cell, as a sweep of one; `is_again`: although it is finished. Exit code 1 if it did not end well."""
-    config, launch, notes = resolved(overrides, results, is_dry=is_dry)
+    config, launch, notes = resolved(a.overrides, a.results, is_dry=a.dry_run)
     from harness.config.load import run_id, run_name, to_json
     from harness.engines.vllm.warm import notes as compiling
     from harness.foundation.number_cell import number_cell
     from harness.foundation.project_files import RESULTS
-    from harness.records.paths import RUNS
+    from harness.records.paths import RUNS, record_path
     from harness.records.policies import has_policy
     from harness.run.checks import check_place
     from harness.sweep import Planned, Sweep, finished, run_sweep
 
-    if is_dry:
+    if a.dry_run:
         from harness.sweep.folder_time import device_name, machine_of
         from harness.sweep.preview import forecast_of
 
-        device_name(config, gpu)
-        machine = machine_of(launch, gpu, memory_gib)
+        device_name(config, a.gpu)
+        machine = machine_of(launch, a.gpu, a.memory)
         shown = {"run_id": run_id(config), "name": run_name(config), "config": _told(to_json(config))}
-        print(json.dumps(shown | forecast_of(config, results, machine), indent=2))
+        print(json.dumps(shown | forecast_of(config, a.results, machine), indent=2))
         return 0
     from harness.sweep.progress import Progress, summary_line
     from harness.sweep.queue import put_aside
 
     one = Sweep(name=RUNS, question="", arms=({},), seeds=(config.seed,))
     planned = Planned(sweep=one, cells=(config,), skipped=())
-    if not is_again and (found := finished(config, launch)) is not None:
+    if not a.is_again and (found := finished(config, launch)) is not None:
         print(f"finished before (--again runs it once more): {summary_line(found, found.name)}")
-        if not has_policy(results, found, launch.save):
+        if not has_policy(a.results, found, launch.save):
             print(f"note: it kept no policy of launch.save={launch.save}; --again trains it anew and keeps one")
         return 0
     for line in [*notes, *compiling(planned.cells)]:
         print(f"note: {line}")
     check_place(config, launch)
-    if is_again and (aside := put_aside([config], launch)) is not None:
+    if a.is_again and (aside := put_aside([config], launch)) is not None:
         print(f"what was there before is in {aside}; after a stop, the same command without --again goes on")
     progress = Progress(planned.cells, planned.cells)
     try:
@@ -85,19 +75,19 @@ def run_one(
     finally:
         progress.close()
     if is_interrupted:
-        print(f"\ninterrupted; the same command {'without --again ' if is_again else ''}goes on from here")
+        print(f"\ninterrupted; the same command {'without --again ' if a.is_again else ''}goes on from here")
         return 130
-    print(f"result: {results}/runs/{RUNS}/{run_id(config)}.json")
+    print(f"result: {record_path(a.results, RUNS, run_id(config))}")
     if records[0].status == "ok":
-        k3, place = records[0].summary.get("k3_median"), "" if results == RESULTS else f" --results {results}"
+        k3, place = records[0].summary.get("k3_median"), "" if a.results == RESULTS else f" --results {a.results}"
         print(f"mismatch: k3 {number_cell(k3, '.1e')} nats a token, median of the steps")
         print(f"figures: lowbit report {RUNS}{place}; formats in force: lowbit passport {run_id(config)}{place}")
     return 0 if records[0].status == "ok" else 1
 
 
 def _told(values: dict[str, Any]) -> dict[str, Any]:
-    """A configuration as JSON without what says nothing where the model is a folder: shape and base of models made
-    here, at defaults that are not the folder's."""
+    """A configuration as JSON; where the model is a folder, without shape and base, whose defaults are those of models
+    made here."""
     from harness.config.schema import FOLDER_SHAPE
 
     if values["model"]["path"] is None:

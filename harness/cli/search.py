@@ -11,7 +11,16 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.options import add_results, add_tracking, add_workers, check_trackers, hours, port, positive
+from harness.cli.options import (
+    add_results,
+    add_tracking,
+    add_workers,
+    check_trackers,
+    hours,
+    port,
+    positive,
+    tell_written,
+)
 
 if TYPE_CHECKING:
     from harness.studies.search.run import Progressed
@@ -35,25 +44,34 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(a: argparse.Namespace) -> None:
-    search = _read(a.name, a.trials)
+    search = _read(a)
     if a.report or a.dashboard:
         _check_study(search, a.results)
     check_trackers(a.trackers)
 
 
+def _read(a: argparse.Namespace) -> Search:
+    """The search of a call, with its budget."""
+    from harness.studies.search.space import check_space
+    from harness.studies.search.spec import read_search
+
+    found = read_search(a.name)
+    check_space(found)
+    return found if a.trials is None else replace(found, budget=replace(found.budget, trials=a.trials))
+
+
 def run(a: argparse.Namespace) -> int:
-    """Search, or one of the three that run nothing."""
+    """Search, or serve the dashboard, write the report, show the dry run."""
+    from harness.studies.search.spec import read_search
+
     if a.dashboard:
-        return dashboard(a.name, a.results, a.port)
-    if a.dry_run:
-        return dry_run(a.name, a.results, a.trials, a.workers)
+        return dashboard(read_search(a.name), a.results, a.port)
     if a.report:
-        return report(a.name, a.results)
+        return report(read_search(a.name), a.results)
+    if a.dry_run:
+        return dry_run(_read(a), a.results, a.workers)
     check_trackers(a.trackers)
-    return search(
-        a.name, results=a.results, trials=a.trials, workers=a.workers, max_hours=a.max_hours,
-        is_restarted=a.restart, trackers=a.trackers,
-    )  # fmt: skip
+    return search(_read(a), a)
 
 
 class Progress:
@@ -90,47 +108,32 @@ def trial_line(event: Progressed) -> str:
     return f"{event.outcome.state} {label}: {knobs}: " + ", ".join(f"{value:.4g}" for value in event.objectives)
 
 
-def _read(name: str, trials: int | None) -> Search:
-    from harness.studies.search.space import check_space
-    from harness.studies.search.spec import read_search
-
-    search = read_search(name)
-    check_space(search)
-    return search if trials is None else replace(search, budget=replace(search.budget, trials=trials))
-
-
-def search(
-    name: str, *, results: Path, trials: int | None, workers: int, max_hours: float | None = None,
-    is_restarted: bool = False, trackers: tuple[str, ...] = ("mlflow",),
-) -> int:  # fmt: skip
+def search(found: Search, a: argparse.Namespace) -> int:
     """Search until the budget is spent, confirm the best, then table, figures and trackers. 130 where interrupted."""
     from harness.records.packed import make_available
     from harness.studies.search.confirm import submit
     from harness.studies.search.run import run_search
     from harness.studies.search.store import put_aside
 
-    found = _read(name, trials)
-    make_available(results, found.name)
-    if is_restarted and (kept := put_aside(results, found.name)) is not None:
+    make_available(a.results, found.name)
+    if a.restart and (kept := put_aside(a.results, found.name)) is not None:
         print(f"{found.name}: the old study is {kept}")
     print(f"{found.name}: {found.question}")
     progress = Progress(found.budget)
     try:
-        is_interrupted = run_search(found, results, workers, progress, max_hours=max_hours, afterwards=submit)
+        is_interrupted = run_search(found, a.results, a.workers, progress, max_hours=a.max_hours, afterwards=submit)
     finally:
         progress.close()
     if is_interrupted:
-        print(f"\nstopped; the same command {'without --restart ' if is_restarted else ''}goes on from here")
+        print(f"\nstopped; the same command {'without --restart ' if a.restart else ''}goes on from here")
         return 130
-    return _present(found, results, trackers)
+    return _present(found, a.results, a.trackers)
 
 
-def report(name: str, results: Path) -> int:
+def report(found: Search, results: Path) -> int:
     """Table and figures from the stored study."""
     from harness.records.packed import make_available
-    from harness.studies.search.spec import read_search
 
-    found = read_search(name)
     _check_study(found, results)
     make_available(results, found.name)
     return _present(found, results, ())
@@ -155,18 +158,18 @@ def _present(search: Search, results: Path, trackers: tuple[str, ...]) -> int:
 
         track(results, search.name, trackers)
     print(written[0].read_text(encoding="utf-8").split("\n\n")[1])
-    print("written: " + ", ".join(str(path) for path in written))
+    tell_written(written)
     return 0
 
 
-def dry_run(name: str, results: Path, trials: int | None, workers: int) -> int:
+def dry_run(found: Search, results: Path, workers: int) -> int:
     """Space, budget, what is there, and a guess of the time."""
     from harness.studies.search.run import has_room, total, usage
 
-    found = _read(name, trials)
     print(f"{found.name}: {found.question}")
     for knob, entry in found.space.items():
-        what = f"{entry.low} to {entry.high}" + " (log)" * entry.log if entry.choices is None else _choices(entry)
+        span = f"{entry.low} to {entry.high}{' (log)' * entry.log}"
+        what = span if entry.choices is None else ", ".join(map(str, entry.choices))
         when = "".join(f", where {key} is {' or '.join(map(str, values))}" for key, values in entry.when.items())
         print(f"  {knob}: {what}{when}")
     there = _there(found, results)
@@ -211,10 +214,6 @@ def _forecast(search: Search, results: Path, cells: int, workers: int) -> list[s
     return forecast_lines(todo, [model.estimate(cell) for cell in todo], model, workers)
 
 
-def _choices(entry: Any) -> str:
-    return ", ".join(str(choice) for choice in entry.choices)
-
-
 def _budget(budget: Budget) -> str:
     limits = {"trials": budget.trials, "cells": budget.cells, "core-seconds": budget.core_seconds}
     said = ", ".join(f"{value:g} {unit}" for unit, value in limits.items() if value is not None)
@@ -231,14 +230,12 @@ def _there(search: Search, results: Path) -> Mapping[str, Any]:
     return {s: study.get_trials() for s, study in open_studies(search, results, is_writing=False).items()}
 
 
-def dashboard(name: str, results: Path, port: int) -> int:
+def dashboard(found: Search, results: Path, port: int) -> int:
     """Serve optuna-dashboard on this machine until interrupted. Raises ValueError where the port is taken."""
     from harness.foundation.local_port import check_port
     from harness.records.paths import journal_path
-    from harness.studies.search.spec import read_search
     from harness.studies.search.store import storage_of
 
-    found = read_search(name)
     _check_study(found, results)
     check_port(port)
     from optuna_dashboard import run_server

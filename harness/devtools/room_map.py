@@ -16,8 +16,8 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.provenance import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     "foundation", "numerics", "kernels", "api", "fitting", "objective", "models", "tasks", "methods", "config",
     "records", "engines", "start", "trainers", "run", "sweep", "report", "studies", "published", "viewers",
@@ -49,16 +49,6 @@ class Room:
     """Rooms that its files import, anywhere in them, in the order of ROOMS."""
 
     @property
-    def path(self) -> str:
-        """Folder or file from the root of the repository."""
-        return {"methods": "methods", "api": "harness/api.py"}.get(self.name, f"harness/{self.name}")
-
-    @property
-    def source(self) -> str:
-        """File whose docstring describes the room, from the root of the repository."""
-        return self.path if self.path.endswith(".py") else f"{self.path}/__init__.py"
-
-    @property
     def group(self) -> str:
         """Name of its group."""
         place = ROOMS.index(self.name)
@@ -67,22 +57,28 @@ class Room:
         )
 
 
+def source_of(name: str) -> str:
+    """File whose docstring describes a room, from the root of the repository."""
+    return {"methods": "methods/__init__.py", "api": "harness/api.py"}.get(name, f"harness/{name}/__init__.py")
+
+
 def read_rooms(root: Path = ROOT) -> tuple[Room, ...]:
     """Every room of ROOMS as it is in the tree below `root`, bottom to top."""
     return tuple(_read(name, root) for name in ROOMS)
 
 
 def _read(name: str, root: Path) -> Room:
-    path = root / Room(name=name, sentence="", packages=(), imports=()).path
-    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
-    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
-    said = ast.get_docstring(trees[files.index(path if path.is_file() else path / "__init__.py")]) or ""
-    found = {room for tree in trees for module in _imported(tree) if (room := _room_of(module)) is not None}
+    source = root / source_of(name)
+    folder = source.parent
+    files = [source] if name == "api" else sorted(folder.rglob("*.py"))
+    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in files}
+    said = ast.get_docstring(trees[source]) or ""
+    found = {room for tree in trees.values() for module in _imported(tree) if (room := _room_of(module)) is not None}
     return Room(
         name=name,
         sentence=said.partition("\n")[0],
         imports=tuple(r for r in ROOMS if r in found and r != name),
-        packages=() if path.is_file() else tuple(sorted(p.parent.name for p in path.glob("*/__init__.py"))),
+        packages=() if name == "api" else tuple(sorted(p.parent.name for p in folder.glob("*/__init__.py"))),
     )
 
 
@@ -156,7 +152,12 @@ def _row(room: Room, top: int, columns: dict[str, int], width: int) -> Iterator[
 def table(rooms: tuple[Room, ...]) -> str:
     """The rooms as a Markdown table, top to bottom as in the picture, between the two marks of the page."""
     rows = [
-        (f"[`{room.name}`](../{room.source})", room.sentence, ", ".join(room.imports) or "nothing of ours", room.group)
+        (
+            f"[`{room.name}`](../{source_of(room.name)})",
+            room.sentence,
+            ", ".join(room.imports) or "nothing of ours",
+            room.group,
+        )
         for room in reversed(rooms)
     ]
     drawn = markdown_table(("room", "what it is for", "imports today", "group"), rows)

@@ -49,6 +49,11 @@ def sweep_folders(results: Path | str) -> list[Path]:
     return sorted(path for path in runs_folder(results).glob("*") if path.is_dir())
 
 
+def base_folders(results: Path | str) -> list[Path]:
+    """The folder of every base, by name; none where there is no `bases`. One that is still made begins with a dot."""
+    return sorted(path for path in bases_folder(results).glob("*") if path.is_dir() and path.name[0] != ".")
+
+
 def rollouts_path(results: Path | str, sweep: str, run_id: str) -> Path:
     """Responses of a run that `launch.dump_rollouts` writes out."""
     return Path(results) / "rollouts" / sweep / f"{run_id}.jsonl"

@@ -12,6 +12,7 @@ import pytest
 from harness.cli import completion
 from harness.cli.main import main
 from harness.config.load import groups
+from harness.published.recipes.recipe import recipe_names
 from harness.sweep.planning import COMMANDS, sweep_names
 from methods import METHODS
 from tests.source_tree import ROOT
@@ -34,6 +35,7 @@ def offered(line: str, tmp_path: Path) -> list[str]:
         ("lowbit sweep quick --launcher ", ["local", "ray", "slurm"]),
         ("lowbit sweep quick --max-h", ["--max-hours"]),
         ("lowbit search ", ["search_aqn", "search_aqn_words", "search_clip", "search_clip_words", "search_rate"]),
+        ("lowbit paper q", ["qerl", "qurl"]),
         ("lowbit run method=naive precision=mxfp8", ["precision=mxfp8"]),
         ("lowbit run method=flashr", ["method=flashrl"]),
         ("lowbit methods flashr", ["flashrl"]),
@@ -47,6 +49,7 @@ def test_sweeps_are_those_that_the_command_runs(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(ROOT)
     assert completion.sweeps("sweep") == completion.sweeps("report") == sweep_names()
     assert {command: start for start, command in COMMANDS.items()} == completion.OTHERS
+    assert completion.sweeps("paper") == recipe_names()
     everything = {path.stem for path in (ROOT / "sweeps").glob("*.yaml")}
     assert {name for command in ("sweep", *completion.OTHERS) for name in completion.sweeps(command)} == everything
 

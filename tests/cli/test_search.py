@@ -1,3 +1,4 @@
+import re
 import shutil
 import socket
 import threading
@@ -7,7 +8,7 @@ import urllib.request
 import pytest
 
 from harness.cli.main import main
-from harness.cli.search import dashboard, dry_run, report
+from harness.cli.search import dashboard
 from harness.records.packed import pack
 from harness.records.run_result import read_results
 from harness.studies.search.spec import read_search
@@ -52,7 +53,7 @@ def test_a_real_search_runs_its_cells_and_reports(place, capsys):
     assert code == 0 and len(records) == 3 + 2 and {r.status for r in records} == {"ok"}
     assert sorted(r.seed for r in records) == [0, 0, 0, 1, 1]
     assert {r.config["knobs"]["TIS"]["cap"] for r in records if r.config["algo"]["eps_high"] == 0.28} == {2.0}
-    assert report(str(path), folder) == 0
+    assert lowbit_search(path, "--report", "--results", folder) == 0
     assert "against default" in capsys.readouterr().out
     assert (folder / "tables" / "search_real.md").exists()
 
@@ -67,16 +68,17 @@ def test_the_table_of_a_search_is_no_sweeps(place, capsys):
 
 def test_a_dry_run_tells_the_space_and_what_is_left(place, capsys):
     folder, path, _ = place
-    assert dry_run(str(path), folder, 10, 2) == 0
+    words = ("--dry-run", "--workers", 2, "--results", folder)
+    assert lowbit_search(path, "--trials", 10, *words) == 0
     out = capsys.readouterr().out
     assert "algo.eps_high: 0.1 to 1.0 (log)" in out and "3 trials and 3 cells are done" in out
     assert "at most 8 cells" in out  # 7 trials of one seed, and a new best on one fresh seed
-    assert dry_run(str(path), folder, None, 2) == 0
+    assert lowbit_search(path, *words) == 0
     out = capsys.readouterr().out
     assert "at most 0 cells" in out and "the budget is spent" in out
     bare = folder / "search_bare.yaml"
     bare.write_text("".join(line for line in FILE.splitlines(True) if not line.startswith("baselines")))
-    assert dry_run(str(bare), folder, None, 2) == 0
+    assert lowbit_search(bare, *words) == 0
     assert "at most 4 cells" in (out := capsys.readouterr().out) and "about" in out
 
 
@@ -84,7 +86,7 @@ def test_a_dry_run_reads_a_packed_search_where_it_lies(place, tmp_path, capsys):
     folder, path, _ = place
     shutil.copytree(pack(folder, "search_real").parent, tmp_path / "packed")
     shutil.copytree(folder / "searches", tmp_path / "searches")
-    assert dry_run(str(path), tmp_path, None, 2) == 0
+    assert lowbit_search(path, "--dry-run", "--results", tmp_path) == 0
     assert "at most 0 cells" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["packed", "searches"]
 
@@ -108,7 +110,7 @@ def test_the_dashboard_serves_the_study(place):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    threading.Thread(target=dashboard, args=(str(path), folder, port), daemon=True).start()
+    threading.Thread(target=dashboard, args=(read_search(str(path)), folder, port), daemon=True).start()
     assert "search_real" in _get(f"http://127.0.0.1:{port}/api/studies")
 
 
@@ -122,13 +124,17 @@ def _get(url):
     raise AssertionError(f"{url} does not answer")
 
 
-def test_a_taken_port_and_a_missing_study_are_refused_in_one_line(place, tmp_path):
+def test_a_taken_port_and_a_missing_study_are_refused_in_one_line(place, tmp_path, capsys):
     folder, path, _ = place
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ValueError, match=r"port \d+ cannot be used: .*choose another with --port"):
-            dashboard(str(path), folder, taken.getsockname()[1])
-    for command in (lambda: dashboard(str(path), tmp_path, 1), lambda: report(str(path), tmp_path)):
-        with pytest.raises(ValueError, match=r"search 'search_real' has no study in .*; run it first"):
-            command()
+        port = taken.getsockname()[1]
+        assert lowbit_search(path, "--dashboard", "--port", port, "--results", folder) == 2
+        assert re.search(rf"port {port} cannot be used: .*choose another with --port\n$", capsys.readouterr().err)
+    for option in ("--dashboard", "--report"):
+        assert lowbit_search(path, option, "--results", tmp_path) == 2
+        error = (
+            f"lowbit: error: search 'search_real' has no study in {tmp_path}; run it first: lowbit search search_real\n"
+        )
+        assert capsys.readouterr().err == error

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -24,6 +25,7 @@ from harness.devtools.faults.injector import Injector
 from harness.devtools.faults.journal import VARIABLE, Fault, Mark, note, read, was_injected, write_faults
 from harness.devtools.faults.open_round import SWEEP, OpenRound, Settings
 from harness.devtools.faults.outcome import OUTCOMES, outcome, summary, totals
+from harness.devtools.faults.outside import mlflow
 from harness.devtools.faults.rounds import run_round
 from harness.devtools.faults.schedule import FORMS, Round, endless, plan_round
 from harness.foundation.provenance import ROOT
@@ -300,6 +302,28 @@ def test_bad_words_are_told(
         main(words)
     assert re.search(told, capsys.readouterr().err)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+@pytest.mark.parametrize(
+    ("form", "first", "second"),
+    [
+        ("refused", "Connection refused", "Connection refused"),
+        ("error", "HTTP Error 500", "HTTP Error 500"),
+        ("dies", '{"experiments": []}', "Connection refused"),
+        ("silent", "timed out", "timed out"),
+    ],
+)
+def test_a_tracking_server_fails_as_it_should(form: str, first: str, second: str) -> None:
+    def answer(address: str) -> str:
+        try:
+            with urllib.request.urlopen(address, timeout=0.5) as found:
+                return found.read().decode()
+        except OSError as error:
+            return str(error)
+
+    with mlflow(form) as address:
+        assert first in answer(address)
+        assert second in answer(address)
 
 
 @pytest.mark.slow

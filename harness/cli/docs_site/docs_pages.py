@@ -23,7 +23,7 @@ from posixpath import dirname, join, normpath, relpath
 from typing import TYPE_CHECKING, Any
 
 from harness.api import Method, Part, knobs
-from harness.cli.methods import domain_lines, status_of
+from harness.cli.methods import domain_lines, fixed_by, status_of
 from harness.foundation.markdown_table import markdown_table
 from harness.sweep.planning import SWEEPS
 
@@ -135,14 +135,13 @@ def methods_text(methods: Mapping[str, Method]) -> str:
 def _method_lines(method: Method) -> Iterator[str]:
     yield f"### `{method.name}` {{ #{method.name} }}\n"
     yield f"{plain(method.summary[:1].upper() + method.summary[1:])}.\n"
-    fixed = [f"`algo.{key}={value}`" for key in ("mode", "agg", "denom") if (value := getattr(method, key))]
     facts = {
         "Status": status_of(method),
         "Source": plain(method.paper),
         "Its authors say": plain(method.claim),
         "Domain of its claims": plain("; ".join(domain_lines(method))),
         "Formats": ", ".join(f"`{name}`" for name in method.precisions),
-        "Sets": ", ".join(fixed),
+        "Sets": ", ".join(f"`algo.{key}={value}`" for key, value in fixed_by(method).items()),
         "Parts": "; ".join(_part_with_settings(part) for part in method.parts),
         "Reconstructed": plain(method.reconstructed),
     }

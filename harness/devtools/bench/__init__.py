@@ -5,7 +5,6 @@ runner.py                 the frame of all benches: parsing, refusals, JSON, tab
 timing.py                 timing of calls, contestants in turns
 
 sampler.py                the embedded sampler against transformers
-wordmath.py               problems a second of the generator
 head.py                   log-probs from a wide vocabulary's head
 long_sequences.py         an update on long sequences
 fp8_layers.py             a decoder layer in FP8 against BF16

@@ -20,7 +20,6 @@ BENCHES = (
     "sampler",
     "verl_scaling",
     "vllm_engine",
-    "wordmath",
 )
 """Modules with `options` and `command`."""
 

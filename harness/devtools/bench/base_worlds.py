@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.devtools.bench.verdict_worlds import is_wrong, noise
 from harness.foundation.markdown_table import markdown_table
 from harness.records import stats
 
@@ -78,17 +79,9 @@ def errors(world: World, truth: tuple[float, ...], sims: int, rng: np.random.Gen
     return Errors(wrong=float(np.mean(shares)), decided=decided / total)
 
 
-def is_wrong(word: str, difference: float) -> bool:
-    """Does a word contradict the true difference on a base?"""
-    is_far = abs(difference) >= stats.DELTA - 1e-12
-    return {"lower": difference >= 0, "higher": difference <= 0, "equal": is_far}.get(word, False)
-
-
 def _runs(means: stats.Floats, spreads: stats.Floats, world: World, rng: np.random.Generator) -> stats.Outcomes:
     """Runs by (base, seed): one a spread on every base."""
-    size = (len(means), len(spreads))
-    noise = rng.standard_t(3, size) / np.sqrt(3) if world.has_heavy_tails else rng.standard_normal(size)
-    values = means[:, None] + spreads * noise
+    values = means[:, None] + spreads * noise(rng, (len(means), len(spreads)), world.has_heavy_tails)
     return {(base, seed): stats.outcome([float(values[base, seed])], START) for base, seed in np.ndindex(values.shape)}
 
 

@@ -121,11 +121,16 @@ def improvement_bootstrap(strata: stats.Strata, rng: np.random.Generator, draws:
     return stats.Improvement(probability=point, low=float(low), high=float(high))
 
 
+def against_zero(values: Floats) -> stats.Difference:
+    """The paired contrast of some differences."""
+    return stats.paired(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
+
+
 def verdicts(num_seeds: int, sd: float, effect: float, sims: int, rng: np.random.Generator) -> dict[str, float]:
     """Share of each verdict over paired normal differences of that effect and s.d."""
     counts = dict.fromkeys(("better", "equal", "worse", "cannot tell"), 0)
     for row in rng.normal(effect, sd, (sims, num_seeds)):
-        found = stats.paired(dict(enumerate(row)), dict.fromkeys(range(num_seeds), 0.0))
+        found = against_zero(row)
         counts[stats.verdict(found.low, found.high, p_adjusted=found.p)] += 1
     return {name: count / sims for name, count in counts.items()}
 
@@ -140,8 +145,7 @@ def power(num_pilot: int, sd: float, effect: float, sims: int, rng: np.random.Ge
         more = stats.further_seeds(float(pilot.std(ddof=1)), num_pilot, effect)
         assert more is not None
         values = np.concatenate([pilot, rng.normal(effect, sd, more)])
-        found = stats.paired(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
-        hits.append(found.low > 0)
+        hits.append(against_zero(values).low > 0)
         sizes.append(len(values))
     return float(np.mean(hits)), float(np.median(sizes))
 
@@ -199,8 +203,7 @@ def _verdict_lines(sims: int, rng: np.random.Generator) -> list[str]:
     rows = list[tuple[str, ...]]()
     for effect in (stats.DELTA, 0.06):
         needed = (stats.further_seeds(SEED_SD, 2, effect) or 0) + 2
-        shown = np.mean([stats.paired(dict(enumerate(row)), dict.fromkeys(range(needed), 0.0)).low > 0
-                         for row in rng.normal(effect, SEED_SD, (sims, needed))])  # fmt: skip
+        shown = np.mean([against_zero(row).low > 0 for row in rng.normal(effect, SEED_SD, (sims, needed))])
         rows.append((f"{effect:g}", "s.d. known", f"{shown:.3f}", str(needed)))
         for pilot in (3, 5):
             reached, size = power(pilot, SEED_SD, effect, sims, rng)

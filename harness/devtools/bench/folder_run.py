@@ -25,7 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.load import of_folder
-from harness.devtools.bench.runner import add_device_and_out, check_device, check_positive, save
+from harness.devtools.bench.runner import (
+    add_device_and_out,
+    add_numbers,
+    check_device,
+    check_positive,
+    kept,
+    save,
+    word_list,
+)
 from harness.devtools.bench.verl_scaling import make_folder
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.clock import STAGES
@@ -170,8 +178,7 @@ def run(given: argparse.Namespace) -> Found:
     names = ("device", "engine", "prompts", "group", "tokens", "steps", "questions", "samples", "overrides")
     head: Found = {"what": "folder_run", "settings": {name: getattr(given, name) for name in names},
                    "hardware": hardware(given.device), "packages": packages()}  # fmt: skip
-    old: Found = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
-    cells: Found = old.get("cells", {}) if old.get("settings") == head["settings"] else {}
+    cells = kept(given.out, "cells", settings=head["settings"])
     for size in given.size:
         folder = Path(given.work).absolute() / f"model-{size}"
         for precision in given.precision:
@@ -191,22 +198,22 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_device_and_out(parser, needs_out=True)
     parser.add_argument("overrides", nargs="*", default=[], help="of `lowbit run`, for every cell; they come last")
     parser.add_argument("--data", type=Path, required=True, help="GSM8K, as its publisher has it")
-    parser.add_argument("--size", type=lambda text: text.split(","), default=["1.5b", "7b"], metavar="A,B")
-    parser.add_argument("--precision", type=lambda text: text.split(","), default=["bf16", "fp8_block"], metavar="P,Q")
+    parser.add_argument("--size", type=word_list, default=["1.5b", "7b"], metavar="A,B")
+    parser.add_argument("--precision", type=word_list, default=["bf16", "fp8_block"], metavar="P,Q")
     parser.add_argument("--engine", choices=("vllm", "embedded"), default="vllm", help="(default: vllm)")
     parser.add_argument("--work", type=Path, default=work_folder(Path("results"), "folder_run"),
                         help="models and runs go here")  # fmt: skip
     parser.add_argument("--gpu-memory", type=float, default=0.3, help="vLLM's share of a GPU (default: 0.3)")
-    for name, value, text in (
-        ("prompts", 64, "of a step"), ("group", 8, "responses to a prompt"), ("tokens", 1024, "of a response, at most"),
-        ("steps", 3, "of training"), ("questions", 64, "of the evaluation"), ("samples", 4, "answers to each of them"),
+    add_numbers(
+        parser, ("prompts", 64, "of a step"), ("group", 8, "responses to a prompt"),
+        ("tokens", 1024, "of a response, at most"), ("steps", 3, "of training"),
+        ("questions", 64, "of the evaluation"), ("samples", 4, "answers to each of them"),
         ("prompt-tokens", 256, "that the capacity plan reckons with"), ("pass-tokens", 16896, "of a micro-batch"),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+    )  # fmt: skip
 
 
 def command(given: argparse.Namespace) -> int:
-    """0; 1 where a cell failed. Raises ValueError for sizes, precisions and data that there are not."""
+    """Run the cells. Exit code 1 where one failed. Raises ValueError for an unknown size, precision or data folder."""
     for size in given.size:
         num_parameters(shape_of(size))
     for precision in given.precision:

@@ -127,12 +127,12 @@ class Contestant:
 
     @property
     def bar(self) -> float | None:
-        """x_bf16 that is asked of it."""
+        """Speed over bf16 that it shall reach; None: none is asked."""
         return BAR if self.is_held else None
 
 
 def lineup(who: Mapping[str, Kernels | None], *, is_compiled: bool) -> list[Contestant]:
-    """All of them, by the kernels of `who`; `is_compiled`: with those that torch.compile makes."""
+    """All contestants, by the kernels of `who`; `is_compiled`: with those that torch.compile makes."""
     name = "mixed" if "mixed" in who else next(iter(who))
     found = [Contestant(name=PLAIN, make=PLAIN)]
     if is_compiled:
@@ -150,7 +150,7 @@ def lineup(who: Mapping[str, Kernels | None], *, is_compiled: bool) -> list[Cont
 
 
 def _held(who: Mapping[str, Kernels | None], name: str, is_compiled: bool) -> list[Contestant]:
-    """The layer that holds its weights; none where nobody multiplies codes."""
+    """The contestant that holds its weights; none where these kernels are not here."""
     if who.get(name) is None:
         return []
     said = f"fp8 held, {name}{', compiled' if is_compiled else ''}"

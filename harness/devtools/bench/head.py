@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.devtools.bench.runner import add_device_and_out, check_device, check_positive, save
+from harness.devtools.bench.runner import add_device_and_out, add_numbers, check_device, check_positive, save
 from harness.devtools.bench.timing import timed
 from harness.foundation.provenance import commit, hardware, packages
 from harness.numerics.head_logp import head_logp
@@ -96,13 +96,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_device_and_out(parser)
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="bfloat16", help="(default: bfloat16)")
     parser.add_argument("--hidden", nargs="+", type=int, default=[896, 3584], metavar="WIDTH")
-    for name, value, text in (
-        ("vocabulary", 152064, "rows of the head"),
-        ("tokens", 16384, "of a micro-batch"),
-        ("logits-mib", 1024, "launch.logits_mib"),
-        ("repeats", 5, "after the first"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+    add_numbers(
+        parser, ("vocabulary", 152064, "rows of the head"), ("tokens", 16384, "of a micro-batch"),
+        ("logits-mib", 1024, "launch.logits_mib"), ("repeats", 5, "after the first"),
+    )  # fmt: skip
 
 
 def command(given: argparse.Namespace) -> int:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import time
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -28,6 +27,7 @@ import torch
 from harness.api import Plan, Sequences
 from harness.config.schema import TrainerConfig
 from harness.devtools.bench.runner import add_device_and_out, check_device, check_positive, save
+from harness.devtools.bench.timing import timed
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.provenance import commit, hardware, packages
 from harness.models.decoder import Decoder, DecoderConfig
@@ -47,21 +47,13 @@ FLOW = Plan(rollout_weights=format_named("e4m3_block"), rollout_acts=format_name
 OPTIONS: dict[str, tuple[Thrift, str]] = {
     "plain": (Thrift(logits_mib=WHOLE), "fp32"),
     "chunks": (Thrift(), "fp32"),
-    "chunks, checkpoints": (Thrift(checkpoint_layers=True), "fp32"),
-    "chunks, packing": (Thrift(packing=True), "fp32"),
     "all": (Thrift(checkpoint_layers=True, packing=True), "fp32"),
-    "all, bf16 emulated": (Thrift(checkpoint_layers=True, packing=True), "bf16"),
     "all, bf16 native": (Thrift(checkpoint_layers=True, packing=True, native_16bit=True), "bf16"),
-    "chunks, packing, bf16 native": (Thrift(packing=True, native_16bit=True), "bf16"),
-    "chunks, bf16 native": (Thrift(native_16bit=True), "bf16"),
     "chunks, bf16 native, compiled": (Thrift(native_16bit=True, compile=True), "bf16"),
     "checkpoints, bf16 native, compiled": (Thrift(checkpoint_layers=True, native_16bit=True, compile=True), "bf16"),
-    "chunks, compiled": (Thrift(compile=True), "fp32"),
     "flash, bf16 native, compiled": (FLASH, "bf16"),
-    "flash, bf16 native": (replace(FLASH, compile=False), "bf16"),
     "flash, jet_rl, compiled": (FLASH, JET_RL),
     "flash, checkpoints, bf16 native, compiled": (replace(FLASH, checkpoint_layers=True), "bf16"),
-    "flash, checkpoints, bf16 native": (replace(FLASH, checkpoint_layers=True, compile=False), "bf16"),
     "flash, checkpoints, jet_rl, compiled": (replace(FLASH, checkpoint_layers=True), JET_RL),
     "flash, checkpoints, jet_rl": (replace(FLASH, checkpoint_layers=True, compile=False), JET_RL),
 }
@@ -144,11 +136,8 @@ def measured(trainer: LocalTrainer, seqs: Sequences, repeats: int) -> dict[str, 
     first = (0.0, 0.0)
     try:
         for i in range(repeats + 1):
-            started = time.perf_counter()
-            found = update(trainer, seqs)
-            if is_cuda:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - started)
+            took, found = timed(lambda: update(trainer, seqs), seqs.ids.device.type)
+            seconds.append(took)
             first = first if i else found
     except torch.OutOfMemoryError:
         trainer.optimizer.zero_grad(set_to_none=True)

@@ -1,6 +1,6 @@
 """Our side of `peers.py`: the whole step of the harness on vLLM, timed stage by stage.
 
-    python -m harness.devtools.bench.peer_ours MODEL_FOLDER SETTINGS
+    python -m harness.devtools.bench.peer_ours MODEL_FOLDER SETTINGS ENGINE
 
 Settings are those of `trl_step.py`; the last line is {"steps": ..., "stages": ..., "packages": ...} as JSON. Left out:
 evaluation, which no peer does either.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from harness.api import Plan
 from harness.config.compose import compose
 from harness.config.load import load
 from harness.config.resolve import resolve
+from harness.devtools.bench.timing import timed
 from harness.devtools.bench.trl_step import Settings
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.engines.factory import make_engine
@@ -64,17 +64,15 @@ def run_of(folder: Path, given: Settings, engine: str) -> Run:
     )  # fmt: skip
 
 
-def measure(folder: Path, given: Settings, engine: str = "vllm") -> dict[str, Any]:
+def measure(folder: Path, given: Settings, engine: str) -> dict[str, Any]:
     """Seconds of every step after the warm-up, in all and by stage."""
     run = run_of(folder, given, engine)
     steps, rows = list[float](), list[dict[str, Any]]()
     try:
         for _ in range(given.steps):
-            started = time.perf_counter()
-            rows.append(grpo_step(run))
-            if given.device == "cuda":
-                torch.cuda.synchronize()
-            steps.append(time.perf_counter() - started)
+            took, row = timed(lambda: grpo_step(run), given.device)
+            steps.append(took)
+            rows.append(row)
             run.step += 1
     finally:
         run.close()
@@ -85,5 +83,4 @@ def measure(folder: Path, given: Settings, engine: str = "vllm") -> dict[str, An
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    words = json.loads(sys.argv[2])
-    print(json.dumps(measure(Path(sys.argv[1]), Settings(**words["settings"]), words["engine"])))
+    print(json.dumps(measure(Path(sys.argv[1]), Settings(**json.loads(sys.argv[2])), sys.argv[3])))

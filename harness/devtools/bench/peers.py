@@ -37,7 +37,7 @@ from harness.config.decoder_config import decoder_config
 from harness.config.load import load
 from harness.devtools.bench import verl_scaling
 from harness.devtools.bench.folder_run import write_tokenizer
-from harness.devtools.bench.runner import add_device_and_out, save
+from harness.devtools.bench.runner import add_device_and_out, add_numbers, kept, save
 from harness.devtools.bench.trl_step import Settings
 from harness.engines.vllm.settings import DEFAULTS
 from harness.foundation.own_process import exit_code, module_command
@@ -144,18 +144,13 @@ def read_verl(path: Path, given: Settings) -> Found:
 
 def measure(peer: str, folder: Path, given: Settings, asked: argparse.Namespace) -> Found:
     """Findings of one peer, or {"failed": its last words}."""
-    path = str(ROOT)
-    values = json.dumps(asdict(given))
+    path, model, values = str(ROOT), str(folder / "m"), json.dumps(asdict(given))
     if peer == "ours":
-        command = module_command(
-            "harness.devtools.bench.peer_ours",
-            str(folder / "m"),
-            json.dumps({"settings": asdict(given), "engine": asked.engine}),
-        )
+        command = module_command("harness.devtools.bench.peer_ours", model, values, asked.engine)
     elif peer == "TRL":
         path = asked.trl_path or ""
         script = str(ROOT / "harness/devtools/bench/trl_step.py")
-        command = [asked.trl_python or sys.executable, script, str(folder / "m"), values]
+        command = [asked.trl_python or sys.executable, script, model, values]
     elif given.device == "cpu":
         return {"failed": "verl is compared on a GPU only"}
     else:
@@ -229,9 +224,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trl-python", help="an interpreter with TRL, in place of this one")
     parser.add_argument("--verl-path", help="folder with verl and its transformers, first on its PYTHONPATH")
     parser.add_argument("--limit-s", type=float, default=540, help="seconds for a peer (default: 540)")
-    for name, value in (("prompts", 32), ("group", 8), ("prompt-tokens", 64), ("tokens", 512), ("rows", 64),
-                        ("steps", 12), ("warm-up", 3)):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"(default: {value})")
+    add_numbers(
+        parser, ("prompts", 32, ""), ("group", 8, ""), ("prompt-tokens", 64, ""), ("tokens", 512, ""),
+        ("rows", 64, ""), ("steps", 12, ""), ("warm-up", 3, ""),
+    )  # fmt: skip
 
 
 def command(asked: argparse.Namespace) -> int:
@@ -248,8 +244,7 @@ def command(asked: argparse.Namespace) -> int:
     place = torch.cuda.get_device_name() if given.device == "cuda" else cpu_name()
     model = asked.size or asked.model
     head: Found = {"what": "peers", "device": place, "model": model, "settings": asdict(given)}
-    old = json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.exists() else {}
-    runs: Found = old.get("runs", {}) if all(old.get(name) == value for name, value in head.items()) else {}
+    runs = kept(asked.out, "runs", **head)
     with tempfile.TemporaryDirectory(prefix="lowbit-peers-") as temporary:
         make_folder(Path(temporary), asked.model, given, size=asked.size)
         for peer in asked.only:

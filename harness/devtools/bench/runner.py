@@ -43,6 +43,24 @@ def add_device_and_out(parser: argparse.ArgumentParser, *, needs_out: bool = Fal
     parser.add_argument("--out", type=Path, required=needs_out, help="JSON file of everything that was measured")
 
 
+def add_numbers(parser: argparse.ArgumentParser, *numbers: tuple[str, int, str]) -> None:
+    """Options that are whole numbers: (name, default, meaning) of each."""
+    for name, value, text in numbers:
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+
+
+def word_list(text: str) -> list[str]:
+    """Words separated by commas."""
+    return text.split(",")
+
+
+def number_list(text: str) -> list[int]:
+    """Whole numbers above 0, separated by commas."""
+    if not all(word.isdecimal() and int(word) for word in word_list(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers above 0 are expected, separated by commas")
+    return [int(word) for word in word_list(text)]
+
+
 def check_device(device: str) -> None:
     """Raises ValueError, one line, where torch does not see the device."""
     if device == "cuda" and not torch.cuda.is_available():
@@ -60,6 +78,12 @@ def save(path: Path | None, found: Mapping[str, Any]) -> None:
     """Write everything that was found so far as JSON, whole; nothing without a path."""
     if path is not None:
         write_atomic(path, json.dumps(found, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def kept(path: Path, name: str, **head: object) -> dict[str, Any]:
+    """Cells or runs, as `name` says, that an earlier call left in the file, where all of `head` is the same there."""
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return old.get(name, {}) if all(old.get(key) == value for key, value in head.items()) else {}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from harness.api import Plan
+from harness.config.decoder_config import decoder_config
+from harness.config.load import load
 from harness.devtools.bench.runner import table
 from harness.devtools.bench.timing import cpu_seconds, in_turns
 from harness.engines.embedded.engine import EmbeddedEngine
@@ -27,19 +29,15 @@ from harness.models.checkpoint import save_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 
-SIZES = {"xs": (2, 64, 4, 2, 16, 192), "s": (4, 64, 4, 2, 16, 192), "m": (4, 128, 4, 2, 32, 384)}
-"""layers, hidden, heads, key-value heads, head dim, intermediate: the embedded sizes with a 32-token vocabulary."""
+SIZES = ("xs", "m")
+"""Models of `conf/model`."""
 ROWS, PROMPT, NEW = 256, 18, 32
+REPEATS = 7
 
 
 def decoder(size: str) -> Decoder:
     """A random decoder of one of `SIZES`."""
-    layers, hidden, heads, kv_heads, head_dim, intermediate = SIZES[size]
-    config = DecoderConfig(
-        vocab_size=32, num_layers=layers, hidden_size=hidden, num_heads=heads, num_kv_heads=kv_heads,
-        head_dim=head_dim, intermediate_size=intermediate, max_positions=512, eos_id=1, pad_id=0,
-    )  # fmt: skip
-    return Decoder(config, torch.Generator().manual_seed(0), init_std=0.1)
+    return Decoder(decoder_config(load([f"model={size}"]).model), torch.Generator().manual_seed(0), init_std=0.1)
 
 
 def prompts() -> list[list[int]]:
@@ -70,17 +68,17 @@ def transformers_generate(model: Decoder) -> Callable[[], object]:
     return lambda: other.generate(input_ids=ids, attention_mask=mask)
 
 
-def linears_only(size: str) -> Callable[[], object]:
+def linears_only(config: DecoderConfig) -> Callable[[], object]:
     """Every matrix product with a weight in one call of the sampler: the bound that nothing can beat."""
-    layers, hidden, heads, kv_heads, head_dim, intermediate = SIZES[size]
+    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     shapes = [
-        (hidden, (heads + 2 * kv_heads) * head_dim),
-        (heads * head_dim, hidden),
-        (hidden, 2 * intermediate),
-        (intermediate, hidden),
+        (hidden, heads + 2 * config.num_kv_heads * config.head_dim),
+        (heads, hidden),
+        (hidden, 2 * config.intermediate_size),
+        (config.intermediate_size, hidden),
     ]
-    weights = [torch.randn(n, k) for k, n in shapes] * layers
-    head = torch.randn(32, hidden)
+    weights = [torch.randn(n, k) for k, n in shapes] * config.num_layers
+    head = torch.randn(config.vocab_size, hidden)
     inputs = {(rows, k): torch.randn(rows, k) for rows in (ROWS, ROWS * PROMPT) for k in {k for k, _ in shapes}}
 
     def run() -> None:
@@ -93,19 +91,19 @@ def linears_only(size: str) -> Callable[[], object]:
     return run
 
 
-def run(sizes: Sequence[str] = ("xs", "m"), repeats: int = 7) -> list[dict[str, Any]]:
+def run() -> list[dict[str, Any]]:
     """One row per size and contestant: tokens_per_s, times_transformers, share_of_linears_only."""
     rows: list[dict[str, Any]] = []
-    for size in sizes:
+    for size in SIZES:
         model = decoder(size)
         contestants = {
-            "linears only": linears_only(size),
+            "linears only": linears_only(model.config),
             "transformers generate": transformers_generate(model),
             "own fp32": own_sampler(model, "fp32"),
             "own fp32, 8 samples per prompt": own_sampler(model, "fp32", 8),
             "own bf16 (emulated)": own_sampler(model, "bf16"),
         }
-        times = in_turns(contestants, cpu_seconds, 1, repeats)
+        times = in_turns(contestants, cpu_seconds, 1, REPEATS)
         seconds = {name: median(values) for name, values in times.items()}
         for name, value in seconds.items():
             rows.append({
@@ -117,7 +115,7 @@ def run(sizes: Sequence[str] = ("xs", "m"), repeats: int = 7) -> list[dict[str, 
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """The bench has none."""
+    """No options."""
 
 
 def command(given: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ AHEAD = 400_000_000
 
 
 def wait(device: str) -> None:
-    """Until the device has done what it was given."""
+    """Wait until the device has done everything it was given."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -44,12 +44,15 @@ def cpu_seconds(call: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def device_seconds(call: Callable[[], object], device: str) -> float:
-    """One call: device time between two CUDA events, or wall time on a CPU."""
+def device_seconds(call: Callable[[], object], device: str, ahead: int = 0) -> float:
+    """One call: device time between two CUDA events, or wall time on a CPU. `ahead`: clock cycles that the GPU waits
+    first, in which the call's launches are queued."""
     if device == "cpu":
         return seconds(call)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
+    if ahead:
+        torch.cuda._sleep(ahead)  # pyright: ignore[reportPrivateUsage]
     begin.record()
     call()
     end.record()
@@ -76,9 +79,7 @@ def in_turns(
 def host_seconds(call: Callable[[], object], device: str) -> float:
     """Wall time until one call returns, its work on the device not waited for."""
     wait(device)
-    started = time.perf_counter()
-    call()
-    spent = time.perf_counter() - started
+    spent = seconds(call)
     wait(device)
     return spent
 
@@ -88,16 +89,7 @@ def queued_seconds(call: Callable[[], object], device: str) -> float | None:
 
     Holds for up to some hundred launches: a queue takes about a thousand.
     """
-    if device != "cuda":
-        return None
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(AHEAD)  # pyright: ignore[reportPrivateUsage]
-    begin.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1e3
+    return device_seconds(call, device, AHEAD) if device == "cuda" else None
 
 
 def summary(times: Sequence[float]) -> dict[str, float]:
@@ -117,9 +109,9 @@ def watched(targets: Mapping[str, tuple[Any, str]], device: str) -> Iterator[dic
 
     def counted(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            found: list[Any] = []
-            spent[stage] += seconds(lambda: found.append(function(*args, **kwargs)), device)
-            return found[0]
+            took, found = timed(lambda: function(*args, **kwargs), device)
+            spent[stage] += took
+            return found
 
         return call
 

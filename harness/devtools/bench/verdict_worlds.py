@@ -125,10 +125,18 @@ def errors(world: World, truth: Floats, num_seeds: int, sims: int, rng: np.rando
     return tally.errors()
 
 
-def is_wrong(verdict: str, difference: float) -> bool:
-    """Does the verdict contradict the true difference?"""
-    is_far = abs(difference) >= stats.DELTA - 1e-12
-    return {"better": difference <= 0, "worse": difference >= 0, "equal": is_far}.get(verdict, False)
+def is_wrong(word: str, difference: float) -> bool:
+    """Does a verdict, or a word on one base, contradict the true difference?"""
+    if word in ("better", "higher"):
+        return difference <= 0
+    if word in ("worse", "lower"):
+        return difference >= 0
+    return word == "equal" and abs(difference) >= stats.DELTA - 1e-12
+
+
+def noise(rng: np.random.Generator, size: tuple[int, int], has_heavy_tails: bool) -> Floats:
+    """Draws of unit standard deviation: Student's t with 3 degrees of freedom, or the normal."""
+    return rng.standard_t(3, size) / math.sqrt(3) if has_heavy_tails else rng.standard_normal(size)
 
 
 def draw(
@@ -139,16 +147,12 @@ def draw(
     spreads = np.geomspace(world.low, world.high, size)
     if world.is_split:
         spreads = np.where(np.arange(size) % 2, world.low, world.high)
-    noise = (
-        rng.standard_t(3, (size + 1, num_seeds)) / math.sqrt(3)
-        if world.has_heavy_tails
-        else rng.standard_normal((size + 1, num_seeds))
-    )
-    own = math.sqrt(1 - world.shared**2) * noise[1:] + world.shared * noise[0]
+    drawn = noise(rng, (size + 1, num_seeds), world.has_heavy_tails)
+    own = math.sqrt(1 - world.shared**2) * drawn[1:] + world.shared * drawn[0]
     bases = rng.normal(LEVEL, world.base, num_seeds)
     values = bases + truth[:, None] + rng.permutation(spreads)[:, None] * own
     values = np.where(rng.random(values.shape) < world.collapse, FALLEN, values)
-    return _outcomes(bases + world.control * noise[0]), [_outcomes(row) for row in values]
+    return _outcomes(bases + world.control * drawn[0]), [_outcomes(row) for row in values]
 
 
 def _outcomes(values: Floats) -> stats.Outcomes:

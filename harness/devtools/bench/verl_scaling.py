@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from harness.config.load import launch_of, load, of_folder
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
-from harness.devtools.bench.runner import add_device_and_out, save
+from harness.devtools.bench.runner import add_device_and_out, add_numbers, kept, number_list, save, word_list
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.clock import STAGES
 from harness.foundation.provenance import commit, hardware, packages
@@ -81,7 +81,7 @@ def make_folder(folder: Path, size: str, device: str, is_drawn: bool = False) ->
 
 
 def cell_of(folder: Path, size: str, gpus: int, precision: str, given: argparse.Namespace) -> tuple[RunConfig, Launch]:
-    """The run that `lowbit run` makes of the same words. Raises ValueError, one line, for what verl does not take."""
+    """Configuration and launch of a cell, as `lowbit run` makes them. Raises ValueError for what verl does not take."""
     samples = given.prompts * given.group
     spread = {"mean_tokens": given.mean_tokens, "sigma": given.sigma} if given.mean_tokens else {}
     options = {"prompt_tokens": given.prompt_tokens, "max_new_tokens": given.tokens,
@@ -178,7 +178,7 @@ def summary(cells: Mapping[str, Found]) -> list[Found]:
 
 
 def lines(cells: Mapping[str, Found]) -> Iterator[str]:
-    """The table, and what is not in it."""
+    """The table of measured cells, and a line per cell that was skipped or failed."""
     yield f"{'size':6}{'GPUs':>5} {'rollouts':14}{'s/step':>9}{'tok/s/GPU':>11}{'eff.':>7}{'GiB':>7}  stages, s"
     for row in summary(cells):
         eff = "-" if row["efficiency"] is None else f"{row['efficiency']:.2f}"
@@ -202,8 +202,7 @@ def run(given: argparse.Namespace) -> Found:
     names += tuple(name for name, usual in later.items() if getattr(given, name) != usual)
     head: Found = {"what": "verl_scaling", "settings": {name: getattr(given, name) for name in names},
                    "hardware": hardware(given.device), "packages": packages()}  # fmt: skip
-    old: Found = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
-    cells: Found = old.get("cells", {}) if old.get("settings") == head["settings"] else {}
+    cells = kept(given.out, "cells", settings=head["settings"])
     began = time.monotonic()
     for size in given.size:
         folder = Path(given.work).absolute() / f"model-{size}"
@@ -225,9 +224,9 @@ def run(given: argparse.Namespace) -> Found:
 def options(parser: argparse.ArgumentParser) -> None:
     """The options of the bench."""
     add_device_and_out(parser, needs_out=True)
-    parser.add_argument("--size", type=lambda text: text.split(","), default=["0.5b", "1.5b", "7b"], metavar="A,B")
-    parser.add_argument("--gpus", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 4], metavar="N,M")
-    parser.add_argument("--precision", type=lambda text: text.split(","), default=["bf16", "fp8_block"], metavar="P,Q")
+    parser.add_argument("--size", type=word_list, default=["0.5b", "1.5b", "7b"], metavar="A,B")
+    parser.add_argument("--gpus", type=number_list, default=[1, 2, 4], metavar="N,M")
+    parser.add_argument("--precision", type=word_list, default=["bf16", "fp8_block"], metavar="P,Q")
     parser.add_argument(
         "--work", type=Path, default=work_folder(Path("results"), "verl_scaling"), help="models and jobs go here"
     )
@@ -242,18 +241,17 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--method", default="bf16_train", help="method of the runs (default: bf16_train)")
     parser.add_argument("--offload", default="none", help="launch.offload (default: none)")
-    for name, value, text in (
-        ("mean-tokens", 0, "of responses whose lengths differ, up to --tokens; 0: all are that long"),
+    add_numbers(
+        parser, ("mean-tokens", 0, "of responses whose lengths differ, up to --tokens; 0: all are that long"),
         ("tensor-parallel", 1, "GPUs of an engine"),
         ("prompts", 16, "for every GPU"), ("group", 8, "responses to a prompt"), ("prompt-tokens", 128, ""),
         ("tokens", 512, "of every response"), ("steps", 4, "the first of them warms up"),
         ("pass-tokens", 16896, "of a micro-batch, at most"),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+    )  # fmt: skip
 
 
 def command(given: argparse.Namespace) -> int:
-    """0; 1 where a cell failed. Raises ValueError for sizes that there are not."""
+    """Run the cells. Exit code 1 where one failed. Raises ValueError for an unknown size."""
     for size in given.size:
         num_parameters(shape_of(size))
     if given.steps <= WARM_UP:

@@ -30,7 +30,7 @@ from harness.studies.throughput.shapes import plan_of, shape_of
 
 FORMATS = {"cuda": ("fp8_block", "fp8_channel", "int8", "bf16"), "cpu": ("bf16",)}
 RELOADED = "fp8_block"
-"""Whose other way is timed too."""
+"""Format whose push by a reload is timed, too, beside that by kernels."""
 OVERHEAD = {"cuda": ("bf16", "fp8_block"), "cpu": ("bf16",)}
 RELOADS = 3
 LIMIT_S = 540
@@ -42,50 +42,44 @@ ChildArguments = dict[str, Any]
 def children(given: argparse.Namespace) -> Iterator[ChildArguments]:
     """The children of a command, the one that matters most first."""
     base: ChildArguments = {"what": given.what, "size": given.size, "device": given.device}
+    is_cuda = given.device == "cuda"
     if given.what == "verl":
         yield base
-        return
-    table = FORMATS if given.what == "sync" else OVERHEAD
-    for precision in given.formats or table[given.device]:
-        if given.what == "overhead":
+    elif given.what == "overhead":
+        for precision in given.formats or OVERHEAD[given.device]:
             yield base | {"precision": precision, "cells": given.cells, "repeats": given.repeats}
-            continue
-        is_cuda = given.device == "cuda"
-        yield base | {"precision": precision, "is_direct": True if is_cuda else None, "pushes": given.pushes}
-        if is_cuda and precision == RELOADED:
-            yield base | {"precision": precision, "is_direct": False, "pushes": RELOADS}
+    else:
+        for precision in given.formats or FORMATS[given.device]:
+            yield base | {"precision": precision, "is_direct": True if is_cuda else None, "pushes": given.pushes}
+            if is_cuda and precision == RELOADED:
+                yield base | {"precision": precision, "is_direct": False, "pushes": RELOADS}
 
 
 def child(asked: ChildArguments, path: Path) -> int:
     """One engine in this process; its findings in `path`."""
     import torch
 
+    size, device = asked["size"], asked["device"]
+
     def keep(found: Mapping[str, Any]) -> None:
-        device = torch.cuda.get_device_name() if asked["device"] == "cuda" else cpu_name()
-        write_atomic(path, json.dumps(asked | dict(found) | {"device_name": device}, allow_nan=False).encode())
+        name = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
+        write_atomic(path, json.dumps(asked | dict(found) | {"device_name": name}, allow_nan=False).encode())
 
     try:
         if asked["what"] == "sync":
-            from harness.devtools.bench import vllm_engine_push
+            from harness.devtools.bench.vllm_engine_push import measure as push
 
-            keep(
-                vllm_engine_push.measure(
-                    asked["size"], asked["precision"], asked["device"], asked["is_direct"], asked["pushes"]
-                )
-            )
+            found = push(size, asked["precision"], device, asked["is_direct"], asked["pushes"])
         elif asked["what"] == "overhead":
-            from harness.devtools.bench import vllm_engine_overhead
+            from harness.devtools.bench.vllm_engine_overhead import measure as overhead
 
             cells = [cell_of(text) for text in asked["cells"]]
-            keep(
-                vllm_engine_overhead.measure(
-                    asked["size"], asked["precision"], asked["device"], cells, asked["repeats"], keep
-                )
-            )
+            found = overhead(size, asked["precision"], device, cells, asked["repeats"], keep)
         else:
-            from harness.devtools.bench import vllm_engine_verl
+            from harness.devtools.bench.vllm_engine_verl import measure as verl
 
-            keep(vllm_engine_verl.measure(asked["size"], asked["device"], keep))
+            found = verl(size, device, keep)
+        keep(found)
     except (ValueError, torch.OutOfMemoryError) as error:
         print(f"vllm_engine: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
@@ -117,7 +111,7 @@ def run_child(asked: ChildArguments) -> ChildArguments:
 
 
 def report(part: Mapping[str, Any]) -> list[str]:
-    """A part as lines of text."""
+    """Findings of a child as lines of text."""
     name = " ".join(str(part[key]) for key in ("what", "size", "precision", "way") if key in part)
     lines = [f"{name}: FAILED: {part['failed']}"] if "failed" in part else []
     if "push" in part:

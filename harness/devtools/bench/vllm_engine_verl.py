@@ -195,7 +195,7 @@ def by_extension(llm: Any, tensors: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def handed_over(transport: Any) -> Iterator[None]:
-    """A handle that one process both makes and opens stands for the tensor: CUDA opens none in its own process."""
+    """Tensors handed over as they are: CUDA opens no IPC handle in the process that made it."""
     shared: dict[str, Tensor] = {}
 
     def reduce(tensor: Tensor) -> str:

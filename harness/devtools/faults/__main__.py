@@ -21,27 +21,13 @@ from harness.foundation.did_you_mean import nearest
 from harness.records.paths import bases_folder
 
 
-def run(
-    count: int, seed: int, *, kinds: Sequence[str] | None, workers: int, scratch: Path | None, results: Path
-) -> int:
-    """Inject faults, audit, and write what came of it below `results`. Exit code 1 where anything is wrong.
-
-    Raises ValueError for an unknown kind, or a scratch folder that is not empty.
-    """
-    for kind in kinds or ():
-        if kind not in FORMS:
-            raise ValueError(f"kinds={kind}: unknown; {nearest(kind, list(FORMS))}")
-    if scratch is not None and scratch.exists() and any(scratch.iterdir()):
-        raise ValueError(f"scratch={scratch}: not empty; give a new folder")
-    rounds = max(1, workers // 2)
-    settings = Settings(
-        count=count, seed=seed, kinds=tuple(kinds or FORMS), rounds_at_a_time=rounds, workers=max(1, workers // rounds)
-    )
+def run(settings: Settings, scratch: Path | None, results: Path) -> int:
+    """Inject faults, audit, and write what came of it below `results`. Exit code 1 where anything is wrong."""
     started = time.monotonic()
     with ExitStack() as stack:
         folder = scratch or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lowbit-faults-")))
         folder.mkdir(parents=True, exist_ok=True)
-        bar = stack.enter_context(tqdm(total=count, unit="fault", disable=not sys.stderr.isatty()))
+        bar = stack.enter_context(tqdm(total=settings.count, unit="fault", disable=not sys.stderr.isatty()))
 
         def tell(line: str, injected: int) -> None:
             bar.update(injected - bar.n)
@@ -69,11 +55,17 @@ def main(words: Sequence[str] | None = None) -> int:
     for name, value in (("count", a.count), ("workers", a.workers)):
         if value < 1:
             parser.error(f"{name}={value}: must be at least 1")
-    kinds = None if a.kinds is None else [kind.strip() for kind in a.kinds.split(",")]
-    try:
-        return run(a.count, a.seed, kinds=kinds, workers=a.workers, scratch=a.scratch, results=a.results)
-    except ValueError as error:
-        parser.error(str(error))
+    kinds = tuple(FORMS) if a.kinds is None else tuple(kind.strip() for kind in a.kinds.split(","))
+    for kind in kinds:
+        if kind not in FORMS:
+            parser.error(f"kinds={kind}: unknown; {nearest(kind, FORMS)}")
+    if a.scratch is not None and a.scratch.exists() and any(a.scratch.iterdir()):
+        parser.error(f"scratch={a.scratch}: not empty; give a new folder")
+    rounds = max(1, a.workers // 2)
+    settings = Settings(
+        count=a.count, seed=a.seed, kinds=kinds, rounds_at_a_time=rounds, workers=max(1, a.workers // rounds)
+    )
+    return run(settings, a.scratch, a.results)
 
 
 if __name__ == "__main__":

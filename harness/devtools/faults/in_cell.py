@@ -80,7 +80,7 @@ def stages(injector: Injector) -> Stages:
 
 
 def inject(injector: Injector, moment: str) -> None:
-    """Every fault that may be due at a moment without a file in the making."""
+    """Bring about the kill, lack of memory or hang that is due at a moment of the cell's life."""
     injector.at(moment)
     if moment == "step" and (fault := injector.due(("memory",), ("MemoryError", "OutOfMemoryError", "allocator"))):
         if fault.form == "MemoryError":
@@ -144,7 +144,7 @@ def spoil_weights(injector: Injector, run: Run) -> None:
 
 @contextmanager
 def full_disk(injector: Injector, what: str) -> Iterator[None]:
-    """No room while a file is written, where that is ordered: the kernel refuses every write, or the volume is full."""
+    """A full disk while a file is written, where that is due: the kernel refuses every write, or the volume is full."""
     fault = injector.due(("disk",), (f"{what} limit", f"{what} volume"))
     if fault is None:
         yield

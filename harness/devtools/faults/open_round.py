@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.config.schema import Launch, RunConfig
-from harness.devtools.faults.audit import Case
+from harness.devtools.faults.audit import Case, Wrong
+from harness.devtools.faults.journal import note
 from harness.devtools.faults.schedule import FORMS
 from harness.records.paths import runs_folder
 from harness.sweep.queue import finished
@@ -67,6 +68,18 @@ class OpenRound:
         return Launch(
             results=str(self.results), sweep=SWEEP, checkpoint_every_s=0.0, stall_s=self.settings.stall_s, threads=1
         )
+
+    def injected(self, fault: str) -> None:
+        """Note the id of a fault from outside in the journal."""
+        note(self.control, "inject", "", fault=fault)
+
+    def told(self, fault: str, became: str) -> None:
+        """Note that the sweep said so, and what became of the fault (one of `outcome.OUTCOMES`)."""
+        note(self.control, "told", "", fault=fault, status=became)
+
+    def found_wrong(self, wrong: Wrong, words: str, path: Path | None = None) -> None:
+        """Keep a case of a file, or of the round as a whole."""
+        self.cases.append(Case(wrong=wrong, where=self.folder.name if path is None else str(path), words=words))
 
     def unfinished(self) -> list[RunConfig]:
         """Cells without a finished record."""

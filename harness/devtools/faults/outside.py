@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harness.devtools.faults.damage import damage
 from harness.devtools.faults.journal import Fault
+from harness.records.paths import base_folders
 
 ANSWER = '{"experiments": []}'
 
@@ -61,9 +62,9 @@ def restore(before: Mapping[Path, bytes], hit: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def damage_base(fault: Fault, bases: Path) -> Path:
+def damage_base(fault: Fault, results: Path) -> Path:
     """Damage the base of a round: its weights, or the record next to them."""
-    (folder,) = [path for path in bases.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    (folder,) = base_folders(results)
     if fault.form == "recipe":
         (folder / "recipe.json").write_text('{"key": ', encoding="utf-8")
         return folder / "recipe.json"
@@ -78,7 +79,7 @@ def mlflow(form: str) -> Iterator[str]:
     address = f"http://127.0.0.1:{server.getsockname()[1]}"
     if form == "refused":
         server.close()
-    else:
+    elif form != "silent":  # which takes connections, for the system does, and answers none
         threading.Thread(target=_serve, args=(server, form), daemon=True).start()
     try:
         yield address
@@ -87,13 +88,12 @@ def mlflow(form: str) -> Iterator[str]:
 
 
 def _serve(server: socket.socket, form: str) -> None:
-    held: list[socket.socket] = []
+    """Answer what asks, with an error or, once, with no experiments."""
     with suppress(OSError):  # closed
         while True:
             client, _ = server.accept()
-            if form == "silent":
-                held.append(client)
-                continue
+            if form == "dies":
+                server.close()
             with client:
                 client.settimeout(5.0)
                 client.recv(65536)
@@ -101,5 +101,3 @@ def _serve(server: socket.socket, form: str) -> None:
                 head = "200 OK" if form == "dies" else "500 Internal Server Error"
                 lines = f"HTTP/1.1 {head}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
                 client.sendall(f"{lines}Connection: close\r\n\r\n{body}".encode())
-            if form == "dies":
-                server.close()

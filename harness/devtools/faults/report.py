@@ -34,7 +34,7 @@ COLOURS = ("#009E73", "#0072B2", "#56B4E9", "#E69F00")
 
 
 def to_json(settings: Settings, campaign: Campaign, duration_s: float) -> dict[str, Any]:
-    """Everything that is said of a campaign, as plain JSON."""
+    """A campaign as plain JSON."""
     kinds = summary(campaign.outcomes, settings.kinds)
     sha, is_dirty = commit()
     return {

@@ -119,7 +119,7 @@ def wait(opened: OpenRound, process: subprocess.Popen[bytes]) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         code = process.wait()
-        opened.cases.append(Case(wrong="lost", where=opened.folder.name, words=f"the sweep hung for {STUCK_S:g} s"))
+        opened.found_wrong("lost", f"the sweep hung for {STUCK_S:g} s")
     opened.starts.append(code)
     return code
 

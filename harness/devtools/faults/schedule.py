@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from harness.devtools.faults.journal import Fault
 from harness.foundation.seeds import stable_seed
@@ -48,7 +49,7 @@ class Round:
 def endless(kinds: Sequence[str], seed: int) -> Iterator[tuple[str, str]]:
     """Endless (kind, form): shuffled lists in which every kind has its weight; forms of a kind take turns."""
     turns = dict.fromkeys(kinds, 0)
-    for number in range(1_000_000):
+    for number in count():
         listed = [kind for kind in kinds for _ in range(WEIGHTS[kind] if number else 1)]
         random.Random(stable_seed(seed, "faults", number)).shuffle(listed)
         for kind in listed:

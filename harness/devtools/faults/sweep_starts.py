@@ -12,9 +12,8 @@ from pathlib import Path
 
 from harness.config.load import run_id
 from harness.config.schema import RunConfig
-from harness.devtools.faults.audit import Case
 from harness.devtools.faults.damage import damage
-from harness.devtools.faults.journal import Fault, note
+from harness.devtools.faults.journal import Fault
 from harness.devtools.faults.open_round import OpenRound
 from harness.devtools.faults.outside import damage_base, mlflow, put_record, restore, snapshot
 from harness.records.paths import bases_folder, runs_folder, work_folder
@@ -62,16 +61,13 @@ def next_start(outside: list[Fault], opened: OpenRound, missing: list[RunConfig]
         for fault in chosen:
             outside.remove(fault)
         return _record_start(chosen, opened)
-    other = next((fault for fault in outside if fault.kind != "record" and _can(fault, opened)), None)
+    left_out = ("record",) if _prepared(opened) else ("record", "prepared")
+    other = next((fault for fault in outside if fault.kind not in left_out), None)
     if other is None or not missing:
         return SweepStart(cells=opened.configs)
     outside.remove(other)
     make = {"base": _base_start, "prepared": _prepared_start, "mlflow": _mlflow_start, "twin": _twin_start}
     return make[other.kind](other, opened, missing)
-
-
-def _can(fault: Fault, opened: OpenRound) -> bool:
-    return fault.kind != "prepared" or any(_prepared(opened))
 
 
 def _prepared(opened: OpenRound) -> list[Path]:
@@ -93,18 +89,18 @@ def _record_start(faults: Sequence[Fault], opened: OpenRound) -> SweepStart:
             path = put_record(fault, opened.records, _renamed(reference, opened), known, missing)
             if path is not None:
                 done.hit[fault.id] = path
-                note(opened.control, "inject", "", fault=fault.id)
+                opened.injected(fault.id)
         done.after.update({path: path.read_bytes() if path.exists() else None for path in done.hit.values()})
 
     def after(opened: OpenRound, codes: list[int], said: list[str]) -> None:
         lines = said[0] + "\n".join(verify(opened.records)) if opened.records.exists() else said[0]
         if any(path.suffix == ".json" for path in done.hit.values()) and codes != [2]:
-            opened.cases.append(Case(wrong="unreported", where=opened.folder.name, words=f"not refused: exit {codes}"))
+            opened.found_wrong("unreported", f"not refused: exit {codes}")
         for fault, path in done.hit.items():
             if path.name not in lines:
-                opened.cases.append(Case(wrong="unreported", where=str(path), words="nobody said so"))
+                opened.found_wrong("unreported", "nobody said so", path)
             _check_same(opened, path, done.after[path])
-            note(opened.control, "told", "", fault=fault, status="reported")
+            opened.told(fault, "reported")
         restore(done.before, done.hit.values())
 
     return SweepStart(cells=opened.configs, needs_quiet=True, before=before, after=after)
@@ -126,26 +122,26 @@ def _renamed(reference: Path, opened: OpenRound) -> Path:
 
 def _check_same(opened: OpenRound, path: Path, data: bytes | None) -> None:
     if (path.read_bytes() if path.exists() else None) != data:
-        opened.cases.append(Case(wrong="altered", where=str(path), words="a damaged file was changed"))
+        opened.found_wrong("altered", "a damaged file was changed", path)
 
 
 def _base_start(fault: Fault, opened: OpenRound, missing: Sequence[RunConfig]) -> SweepStart:
     """A damaged base: cells must fail and name it."""
-    cells, bases, done = missing[:2], bases_folder(opened.results), Damage()
+    cells, done = missing[:2], Damage()
 
     def before(opened: OpenRound, stack: ExitStack) -> None:
-        done.before.update(snapshot(bases))
-        done.hit[fault.id] = path = damage_base(fault, bases)
+        done.before.update(snapshot(bases_folder(opened.results)))
+        done.hit[fault.id] = path = damage_base(fault, opened.results)
         done.after[path] = path.read_bytes()
-        note(opened.control, "inject", "", fault=fault.id)
+        opened.injected(fault.id)
 
     def after(opened: OpenRound, codes: list[int], said: list[str]) -> None:
         path = done.hit[fault.id]
         if any(line.split()[1] == "ok:" for line in said[0].splitlines() if len(line.split()) > 1):
-            opened.cases.append(Case(wrong="mislabelled", where=opened.folder.name, words=f"ok from a damaged {path}"))
+            opened.found_wrong("mislabelled", f"ok from a damaged {path}")
         _check_same(opened, path, done.after[path])
         if f"base folder {path.parent} is damaged" in said[0]:
-            note(opened.control, "told", "", fault=fault.id, status="reported")
+            opened.told(fault.id, "reported")
         restore(done.before, done.hit.values())
 
     return SweepStart(cells=cells, needs_quiet=True, before=before, after=after)
@@ -156,11 +152,11 @@ def _prepared_start(fault: Fault, opened: OpenRound, missing: Sequence[RunConfig
 
     def before(opened: OpenRound, stack: ExitStack) -> None:
         damage(_prepared(opened)[0], fault.form)
-        note(opened.control, "inject", "", fault=fault.id)
+        opened.injected(fault.id)
 
     def after(opened: OpenRound, codes: list[int], said: list[str]) -> None:
         if any(work_folder(opened.results, "prepared").glob("*.corrupt-*")):
-            note(opened.control, "told", "", fault=fault.id, status="went on")
+            opened.told(fault.id, "went on")
 
     return SweepStart(cells=opened.configs, needs_quiet=True, before=before, after=after)
 
@@ -169,12 +165,12 @@ def _mlflow_start(fault: Fault, opened: OpenRound, missing: Sequence[RunConfig])
     """A tracking server that is down: one warning, and the sweep goes on."""
 
     def before(opened: OpenRound, stack: ExitStack) -> str:
-        note(opened.control, "inject", "", fault=fault.id)
+        opened.injected(fault.id)
         return stack.enter_context(mlflow(fault.form))
 
     def after(opened: OpenRound, codes: list[int], said: list[str]) -> None:
         if OFF in said[0]:
-            note(opened.control, "told", "", fault=fault.id, status="went on")
+            opened.told(fault.id, "went on")
 
     return SweepStart(cells=opened.configs, before=before, after=after)
 
@@ -183,13 +179,13 @@ def _twin_start(fault: Fault, opened: OpenRound, missing: Sequence[RunConfig]) -
     """Two sweeps at once: one runs, the other is refused."""
 
     def before(opened: OpenRound, stack: ExitStack) -> None:
-        note(opened.control, "inject", "", fault=fault.id)
+        opened.injected(fault.id)
 
     def after(opened: OpenRound, codes: list[int], said: list[str]) -> None:
         refused = sum(AT_WORK in one for one in said)
         if refused == 1:
-            note(opened.control, "told", "", fault=fault.id, status="reported")
+            opened.told(fault.id, "reported")
         elif refused > 1:
-            opened.cases.append(Case(wrong="lost", where=opened.folder.name, words="both sweeps refused to start"))
+            opened.found_wrong("lost", "both sweeps refused to start")
 
     return SweepStart(cells=opened.configs, twins=2, before=before, after=after)

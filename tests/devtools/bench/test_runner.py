@@ -54,6 +54,14 @@ def test_what_was_found_is_saved_whole(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "new" / "x.json").read_text()) == {"a": [1.5]}
 
 
+@pytest.mark.parametrize("given", ["1,a", "0", ""])
+def test_a_list_of_other_than_numbers_is_refused_in_words(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["verl_scaling", "--out", "x.json", "--gpus", given])
+    said = f"argument --gpus: {given!r}: whole numbers above 0 are expected, separated by commas"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match=r"--device cuda: no CUDA device is visible; valid: --device cpu"):

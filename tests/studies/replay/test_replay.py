@@ -311,6 +311,6 @@ def test_batches_lie_in_the_results_folder_that_is_named(
     assert cli.main(["replay", "evaluate", "--results", str(tmp_path)]) == 2
     assert f"{tmp_path / 'work' / 'replay'}: no stored rollouts" in capsys.readouterr().err
     seen: list[Path] = []
-    monkeypatch.setattr("harness.cli.replay.replay_collect", lambda demand, out, results: seen.append(out) or 0)
+    monkeypatch.setattr("harness.studies.replay.sampling.plan", lambda demand, out: seen.append(out) or ())
     assert cli.main(["replay", "collect", "--results", str(tmp_path)]) == 0
     assert seen == [tmp_path / "work" / "replay"]
