@@ -6,6 +6,7 @@ data_hash.py        hash of a data set: a file, or a folder of them
 did_you_mean.py     the nearest valid names, for error messages
 digits.py           floats of a few significant digits
 duration.py         a duration in words
+json_object.py      a file that holds one JSON object, read with an error of one line
 life.py             signs of life of a cell between its steps
 local_port.py       ports that are free for a server
 lock_file.py        lock files that processes wait for

@@ -13,6 +13,7 @@ packed.py          a large sweep in one file of the repository
 folder.py          sweeps and comparisons that a results folder offers
 arms.py            cells that differ only in their seeds, with labels
 effective_bits.py  bits that a plan or a run stores for a weight
+running_mean.py    the running mean of a series with gaps
 metric_names.py    the meaning of every logged number, and its name in other frameworks
 stats/             intervals over few seeds, paired differences, verdicts
 """

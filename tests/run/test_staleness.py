@@ -159,12 +159,14 @@ def test_a_version_is_pushed_with_the_noise_of_its_own_step(tmp_path: Path) -> N
 def test_a_version_is_pushed_with_the_scales_of_its_own_step(tmp_path: Path) -> None:
     run = small_run(tmp_path, ["method=flashrl", "precision=int8", "algo.staleness=1"])
     step = Step(index=0, total=4, seed=0)
-    run.composed.fixed["model.norm.weight_scale"] = torch.tensor([1.0])
+    name = "model.layers.0.mlp.down_proj.weight_scale"
+    scale = run.composed.fixed[name]
+    run.composed.fixed[name] = torch.ones_like(scale)
     keep(run, step)
-    run.composed.fixed["model.norm.weight_scale"] = torch.tensor([2.0])
+    run.composed.fixed[name] = torch.full_like(scale, 2.0)
     keep(run, Step(index=1, total=4, seed=0))
     streams = [dict(synced(run, Step(index=1, total=4, seed=0, purpose=p))) for p in ("rollout", "eval")]
-    assert [float(stream["model.norm.weight_scale"]) for stream in streams] == [1.0, 2.0]
+    assert [set(stream[name].flatten().tolist()) for stream in streams] == [{1.0}, {2.0}]
 
 
 def test_holding_other_weights_leaves_no_trace(tmp_path: Path) -> None:
