@@ -93,10 +93,10 @@ def grpo_step(run: Run) -> dict[str, Any]:
     with clock("sleep"):
         lend(run)
 
-    is_single = algo.num_minibatches * algo.num_epochs == 1
+    is_one_update = algo.num_minibatches * algo.num_epochs == 1  # which then takes the graph of the scores
     with clock("old_logp"):
         stale = stale_logp(run, seqs, step)
-        scores, batch = scored(run, sampled, mask, adv, step, keep_graph=is_single, stale=stale)
+        scores, batch = scored(run, sampled, mask, adv, step, keep_graph=is_one_update, stale=stale)
         seqs = seqs if scores.experts is None else replace(seqs, experts=scores.experts)
         routers = trainer.routers(seqs) if "router_shift" in composed.needs(step) else None
     row |= batch_mismatch(batch, scores.entropy.detach()) | by_sampler(run, batch) | age_metrics(run, batch)
@@ -105,7 +105,7 @@ def grpo_step(run: Run) -> dict[str, Any]:
     with clock("update"):
         correction = batch_correction(composed, batch, algo)
         updates = [
-            update(run, seqs, batch, correction, rows, scores if is_single else None, number, routers)
+            update(run, seqs, batch, correction, rows, scores if is_one_update else None, number, routers)
             for number, rows in enumerate(minibatches(algo, step))
         ]
         with trainer.eagerly():

@@ -47,7 +47,7 @@ def record(
 
 
 def _of_run(config: RunConfig, run: Reached, peak_gib: float) -> dict[str, Any]:
-    """What a record has of a run that began."""
+    """Fields of the record of a run that began."""
     composed, memory = run.composed, dict(run.memory_gib)
     if config.trainer.device == "cuda":
         memory["allocated"] = max(peak_gib, memory.get("allocated", 0.0))
