@@ -125,15 +125,11 @@ def present(sweep: Sweep, results: Path, trackers: tuple[str, ...], only: str | 
     if only != "tables":
         from harness.published.figures.grid import draw_grid
         from harness.report.figures import draw_all
-        from harness.report.plots.profiles import profile_figure
-        from harness.report.plots.save import save_png
 
         missing = [run.run_id for run in found if run.num_steps and not (runs / f"{run.run_id}.parquet").exists()]
         if missing:
             print(f"warning: {runs}: no series of {', '.join(missing)}: curves leave them out", file=sys.stderr)
-        folder = figures_folder(results, sweep.name)
-        written += draw_all(board, runs, folder, overview=draw_grid)
-        written += save_png(lambda: profile_figure(board.arms, board.control), folder / "profiles.png")
+        written += draw_all(board, runs, figures_folder(results, sweep.name), overview=draw_grid)
     written += _break_even(found, sweep, results, only)
     if trackers:
         from harness.viewers.trackers import track

@@ -21,12 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness.api import Site
+from harness.fitting.distill import Tokens
+from harness.fitting.distill import texts_of as padded
 
 Align = Literal["hidden_postnorm", "hidden_prenorm", "logit", "kl"]
 """Last hidden state after the final norm (the authors' code) or before it (their README), logits, or distributions."""
-
-Tokens = Literal["response", "all"]
-"""The predictions that are aligned: those of response tokens, or of every token."""
 VALIDATION = 0.2
 """Share of the sequences that validates (the authors' script)."""
 
@@ -68,7 +67,8 @@ class Texts:
 
 
 def texts_of(ids: Tensor, prompt_lens: Tensor, lengths: Tensor, is_text: Tensor, tokens: Tokens) -> Texts:
-    """Prompts and responses as something to fit on: aligned where a token of the response (or any) is predicted.
+    """Prompts and responses as something to fit on: aligned where a token of the response (or any, with tokens "all")
+    is predicted.
 
     ids [N, L] int64: prompt, response, right padding; prompt_lens, lengths [N] int64: tokens of either; is_text [N]
     bool: rows whose tokens also count as labels, being text that no model wrote.
@@ -85,23 +85,19 @@ def site_texts(site: Site, sequences: int, sampled_frac: float, tokens: Tokens, 
     `sampled_frac` of the sequences are samples, one stream of `seed`. Raises ValueError where there is nothing to read.
     """
     shown = sequences - round(sampled_frac * sequences)
-    rows = [([*prompt, *response], len(prompt), True) for prompt, response in site.demonstrations(shown)[:shown]]
-    own: list[tuple[list[int], int, bool]] = []
+    rows = [(pair, True) for pair in site.demonstrations(shown)[:shown]]
+    own: list[tuple[tuple[tuple[int, ...], tuple[int, ...]], bool]] = []
     if len(rows) < sequences:
         if not site.calibration:
             raise ValueError("adapter fit: the task offers neither enough demonstrations nor prompts")
         prompts = [site.calibration[i % len(site.calibration)] for i in range(sequences - len(rows))]
         rollout = site.sample(site.build(site.checkpoint), prompts, seed)
-        responses = cast(list[list[int]], rollout.token_ids.tolist())
-        for prompt, ids, length in zip(prompts, responses, cast(list[int], rollout.lengths.tolist()), strict=True):
-            own.append(([*prompt, *ids[:length]], len(prompt), False))
+        own = [((prompt, tuple(ids)), False) for prompt, ids in zip(prompts, rollout.responses(), strict=True)]
     both = min(len(rows), len(own))
     rows = [row for pair in zip(rows, own, strict=False) for row in pair] + rows[both:] + own[both:]
-    ids = torch.zeros(len(rows), max(len(row[0]) for row in rows), dtype=torch.int64)
-    for i, (text, _, _) in enumerate(rows):
-        ids[i, : len(text)] = torch.tensor(text)
-    prompt_lens, total = torch.tensor([row[1] for row in rows]), torch.tensor([len(row[0]) for row in rows])
-    return texts_of(ids, prompt_lens, total - prompt_lens, torch.tensor([row[2] for row in rows]), tokens)
+    texts = padded([pair for pair, _ in rows])
+    is_text = torch.tensor([is_text for _, is_text in rows])
+    return texts_of(texts.ids, texts.prompt_lens, texts.lens - texts.prompt_lens, is_text, tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 Divergence = Literal["forward", "reverse", "skew"]
 Weighting = Literal["uniform", "teacher_confidence", "length"]
 Tokens = Literal["response", "all"]
+"""The predictions that count: those of response tokens, or of every token."""
 
 
 def divergence(

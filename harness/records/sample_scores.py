@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from harness.foundation.number_cell import with_interval
 from harness.records.stats.differences import crossed
 from harness.records.stats.intervals import LEVEL, Floats
 
@@ -89,7 +90,7 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return with_interval(self.mean, self.low, self.high, ".3f")
 
 
 def over_questions(scores: Floats) -> Interval:

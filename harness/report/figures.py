@@ -21,8 +21,9 @@ from harness.report.leaderboard import Board
 from harness.report.plots.along import along
 from harness.report.plots.bands import over_evaluations, over_profile, over_steps
 from harness.report.plots.bases import bases
-from harness.report.plots.colours import BLUE, INK, REFERENCE, STRIPE, VERMILION
+from harness.report.plots.colours import BLUE, INK, REFERENCE, VERMILION
 from harness.report.plots.differences import differences
+from harness.report.plots.profiles import profile_figure
 from harness.report.plots.save import save
 from harness.report.plots.style import (
     STYLE,
@@ -33,6 +34,7 @@ from harness.report.plots.style import (
     log_y,
     looks_of,
     small_multiples,
+    stripes,
     style_name,
 )
 from harness.report.plots.titles import BASELINE, largest_title, panel_title, scores_title, slope_title
@@ -55,7 +57,7 @@ SCORES = (
 
 NAMES = (
     "overview", "scores", "accuracy", "deployed", "reward", "mismatch", "mismatch_position", "mismatch_entropy",
-    "differences", "along", "grid", "bases",
+    "differences", "along", "grid", "bases", "profiles",
 )  # fmt: skip
 """Figures of a sweep; a context follows behind a hyphen."""
 
@@ -93,6 +95,8 @@ def draw_all(
             is_brief = len(contexts) > MAX_CONTEXTS
             for name, figure in _figures(inside, series, board, looks, control, is_brief).items():
                 paths += [save(figure, out_folder / f"{name}{suffix}.{kind}") for kind in formats]
+        if (whole := profile_figure(arms, judged.scores, control)) is not None:
+            paths += [save(whole, out_folder / f"profiles.{kind}") for kind in formats]
     _remove_old(out_folder, paths, formats)
     return paths
 
@@ -202,11 +206,7 @@ def draw_scores(figure: Figure | SubFigure, arms: Sequence[Arm], board: dict[str
             low, high, value = row[f"{column}_low"], row[f"{column}_high"], row[column]
             ax.plot([low, high], [y + offset] * 2, color=colour, linewidth=1.0, alpha=0.7, solid_capstyle="butt")
             ax.plot(value, y + offset, color=colour, marker=marker, fillstyle=fill, markersize=3.6)
-    precisions = [arm.precision for arm in arms]
-    for index, precision in enumerate(dict.fromkeys(precisions)):
-        first, count = precisions.index(precision), precisions.count(precision)
-        if index % 2 == 0:
-            ax.axhspan(first - 0.5, first + count - 0.5, color=STRIPE, zorder=0, linewidth=0)
+    stripes(ax, [arm.precision for arm in arms])
     control = next((row for row in rows if row["verdict"] == "control"), None)
     if control is not None:
         for value, style in ((control["accuracy"], "--"), (control["base_accuracy"], ":")):

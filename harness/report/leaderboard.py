@@ -83,7 +83,7 @@ class Board:
         """Baseline -> `contrasts` with it, no correction first; without those that no arm is compared with."""
         others = [name for name in reversed(self.baselines) if name != self.control]
         found = {
-            name: contrasts(self.results, name, self.endpoints, self.alpha, without=others[:place])
+            name: _contrasts(self.arms, self.scores, name, self.endpoints, self.alpha, without=others[:place])
             for place, name in enumerate(others)
         }
         return {name: rows for name, rows in found.items() if len(rows)}
@@ -148,7 +148,13 @@ def contrasts(
     Left out: methods of `without` as they are, and arms to which `baseline` ran at other settings alone. The columns of
     `leaderboard` from `control` on. They are decided by themselves, context by context.
     """
-    arms, scores = score_arms(results)
+    return _contrasts(*score_arms(results), baseline, endpoints, alpha, without)
+
+
+def _contrasts(
+    arms: Sequence[Arm], scores: Mapping[str, Scores], baseline: str, endpoints: Sequence[str], alpha: float,
+    without: Sequence[str],
+) -> pd.DataFrame:  # fmt: skip
     pairs: list[tuple[Arm, Arm]] = []
     for arm in arms:
         if arm.method in (baseline, *without) and arm.is_plain:

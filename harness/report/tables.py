@@ -122,7 +122,7 @@ def markdown(board: Board, sweep: str, expectations: Sequence[Expectation] = ())
         blocks += [f"## {context}"] if context else []
         blocks.append(_grid(_ARM_COLUMNS, rows))
     blocks += _base_blocks(board)
-    over = improvements(board.arms, board.control)
+    over = improvements(board.arms, board.scores, board.control)
     if len(over):
         blocks += ["## Probability of improvement over the control, all settings", _grid(_OVER_COLUMNS, over)]
     for baseline, against in board.against.items():

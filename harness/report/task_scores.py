@@ -70,7 +70,7 @@ HEAD = ("arm", "task", "site", "precision", "steps", "score", "seeds", "question
 
 def cells(row: TaskScore) -> tuple[str, ...]:
     """A row under `HEAD`, as text."""
-    shown = str(row.interval) if row.interval.low == row.interval.low else f"{row.interval.mean:.3f}"
     return (
-        row.arm, row.task, row.site, row.precision, str(row.step), row.name, str(row.seeds), str(row.questions), shown,
+        row.arm, row.task, row.site, row.precision, str(row.step), row.name, str(row.seeds), str(row.questions),
+        str(row.interval),
     )  # fmt: skip

@@ -104,8 +104,8 @@ def _check_partial(config: RunConfig, composed: Composed) -> None:
         f"{config.method} has several samplers in a batch": bool(composed.plan.samplers),
         f"{config.method} needs {', '.join(beside)} of whole responses": bool(beside),
     }
-    for reason in (words for words, is_so in reasons.items() if is_so):
-        raise ValueError(f"algo.partial_rollouts={size}: {reason}; valid beside it: algo.partial_rollouts=0")
+    if found := [reason for reason, is_so in reasons.items() if is_so]:
+        raise ValueError(f"algo.partial_rollouts={size}: {found[0]}; valid beside it: algo.partial_rollouts=0")
 
 
 def _check_evaluations(config: RunConfig, composed: Composed) -> None:

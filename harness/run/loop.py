@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.api import Correction, RolloutEngine, Sequences, Step, TokenBatch
-from harness.config.compose import check_passport, has_hook
+from harness.api import Correction, Sequences, Step, TokenBatch
+from harness.config.compose import has_hook
 from harness.foundation.clock import Clock
 from harness.objective.loss import aggregate, count_totals
 from harness.objective.mismatch import batch_mismatch, correction_metrics
@@ -28,10 +28,9 @@ from harness.run.collect import advantages, collect, groups
 from harness.run.gpu_sharing import lend, reclaim, release, rest
 from harness.run.partial import age_metrics, collect_partial
 from harness.run.run import Collected, Run
-from harness.run.samplers import by_sampler, push_others
-from harness.run.staleness import keep, sampling, stale_logp, synced, versions
+from harness.run.samplers import by_sampler, push, push_others
+from harness.run.staleness import keep, sampling, stale_logp, versions
 from harness.trainers.corrected_step import (
-    NUM_AFTER_SYNC,
     batch_correction,
     method_loss,
     minibatches,
@@ -78,7 +77,7 @@ def grpo_step(run: Run) -> dict[str, Any]:
         keep(run, step)
     with sampling(run):
         with clock("sync"):
-            row: dict[str, Any] = {**push_weights(run, run.engine, step), **run.evaluated_sync}
+            row: dict[str, Any] = {**push_weights(run, step), **run.evaluated_sync}
             run.evaluated_sync = {}
         collecting = collect_partial if algo.partial_rollouts else collect
         sampled = collecting(run, step, clock)  # prompts -> answers -> raw rewards
@@ -94,10 +93,10 @@ def grpo_step(run: Run) -> dict[str, Any]:
     with clock("sleep"):
         lend(run)
 
-    is_single = algo.num_minibatches * algo.num_epochs == 1
+    is_one_update = algo.num_minibatches * algo.num_epochs == 1  # which then takes the graph of the scores
     with clock("old_logp"):
         stale = stale_logp(run, seqs, step)
-        scores, batch = scored(run, sampled, mask, adv, step, keep_graph=is_single, stale=stale)
+        scores, batch = scored(run, sampled, mask, adv, step, keep_graph=is_one_update, stale=stale)
         seqs = seqs if scores.experts is None else replace(seqs, experts=scores.experts)
         routers = trainer.routers(seqs) if "router_shift" in composed.needs(step) else None
     row |= batch_mismatch(batch, scores.entropy.detach()) | by_sampler(run, batch) | age_metrics(run, batch)
@@ -106,7 +105,7 @@ def grpo_step(run: Run) -> dict[str, Any]:
     with clock("update"):
         correction = batch_correction(composed, batch, algo)
         updates = [
-            update(run, seqs, batch, correction, rows, scores if is_single else None, number, routers)
+            update(run, seqs, batch, correction, rows, scores if is_one_update else None, number, routers)
             for number, rows in enumerate(minibatches(algo, step))
         ]
         with trainer.eagerly():
@@ -166,19 +165,15 @@ def check_exact(train_logp: Tensor, rollout_logp: Tensor, sampled: Tensor) -> No
         raise RuntimeError(f"sampler=trainer: sampler and trainer differ by up to {gap:.2g} nats, 0 was planned")
 
 
-def push_weights(run: Run, engine: RolloutEngine, step: Step) -> dict[str, float]:
-    """Weights through every part into the engine; the realized plan must then be the planned one. The run keeps that
+def push_weights(run: Run, step: Step) -> dict[str, float]:
+    """Weights through every part into the engine, and for rollouts into the other samplers. The run keeps the passport
     of its last push for rollouts: parts may send something else to an evaluation."""
-    engine.load_weights(synced(run, step))
-    if any(has_hook(part, "after_sync") for part in run.composed.parts):
-        run.composed.after_sync(engine, [item.prompt for item in run.eval_items[:NUM_AFTER_SYNC]])
-    passport = engine.realized_plan()
-    check_passport(run.composed.plan, passport)
+    passport = push(run, run.engine, step, run.composed)
     if step.purpose != "eval":
         passport = push_others(run, step, passport)
     if step.purpose != "eval" or run.passport is None:
         run.passport = passport
-    return {f"sync/{name}": value for name, value in engine.sync_metrics().items()}
+    return {f"sync/{name}": value for name, value in run.engine.sync_metrics().items()}
 
 
 def update(
@@ -270,7 +265,7 @@ def evaluate(run: Run) -> None:
     with clock("eval"):
         reclaim(run)
     with clock("eval"):
-        pushed = push_weights(run, run.engine, step)
+        pushed = push_weights(run, step)
         run.evaluated_sync = {} if run.config.algo.staleness else pushed  # the next push is of other weights then
         run.evals.append(ask(run.engine, "rollout"))
         run.evaluations += [

@@ -14,8 +14,8 @@ from dataclasses import asdict, replace
 
 import torch
 
-from harness.api import Passport, Step, TokenBatch, sample_counts
-from harness.config.compose import check_passport, has_hook
+from harness.api import Passport, RolloutEngine, Step, TokenBatch, sample_counts
+from harness.config.compose import Composed, check_passport
 from harness.objective.mismatch import METRIC_CAP, mismatch_metrics
 from harness.run.run import Run
 from harness.run.staleness import synced
@@ -23,6 +23,18 @@ from harness.trainers.corrected_step import NUM_AFTER_SYNC
 
 SHOWN = ("kl_k3", "ess_token_raw")
 """Mismatch that is logged sampler by sampler."""
+
+
+def push(run: Run, engine: RolloutEngine, step: Step, composed: Composed) -> Passport:
+    """Push the weights of a step into one engine, through every part of `composed`. Returns the engine's passport.
+
+    Raises RuntimeError where that is not what `composed` plans.
+    """
+    engine.load_weights(synced(run, step, composed))
+    composed.after_sync(engine, [item.prompt for item in run.eval_items[:NUM_AFTER_SYNC]])
+    passport = engine.realized_plan()
+    check_passport(composed.plan, passport)
+    return passport
 
 
 def push_others(run: Run, step: Step, own: Passport) -> Passport:
@@ -34,12 +46,7 @@ def push_others(run: Run, step: Step, own: Passport) -> Passport:
     told: list[dict[str, object]] = []
     for other, count in zip(run.others, counts[1:], strict=True):
         composed = replace(run.composed, plan=other.plan, memory=[dict(memory) for memory in run.composed.memory])
-        other.engine.load_weights(synced(run, step, composed))
-        if any(has_hook(part, "after_sync") for part in composed.parts):
-            composed.after_sync(other.engine, [item.prompt for item in run.eval_items[:NUM_AFTER_SYNC]])
-        passport = other.engine.realized_plan()
-        check_passport(other.plan, passport)
-        told.append({"name": other.name, "samples": count, **asdict(passport)})
+        told.append({"name": other.name, "samples": count, **asdict(push(run, other.engine, step, composed))})
     return replace(own, state={**own.state, "samples": counts[0], "samplers": told})
 
 

@@ -31,10 +31,9 @@ def keep(run: Run, step: Step) -> None:
         run.past = [version for version in [*run.past, now] if version.step >= sampled_by(step.index, age)]
 
 
-def synced(run: Run, step: Step, composed: Composed | None = None) -> WeightStream:
-    """Weights for a rollout engine, through every part: the trainer's own, or for the rollouts of a run with
-    `algo.staleness` the oldest that are kept. `composed`: the method under another plan than the run's."""
-    composed = composed or run.composed
+def synced(run: Run, step: Step, composed: Composed) -> WeightStream:
+    """Weights for a rollout engine, through every part of `composed`, the run's method under the engine's plan: the
+    trainer's own, or for the rollouts of a run with `algo.staleness` the oldest that are kept."""
     if not run.past or step.purpose != "rollout":
         return composed.sync(run.trainer.weights(), step)
     old, device = run.past[0], run.trainer.parameters[0].device

@@ -175,7 +175,8 @@ def expected_accuracy(model: Decoder, task: Demonstrated, items: Sequence[Item])
 
     Teacher forcing along the right answer. Greedy decoding is right iff every token is the argmax there.
     """
-    return _accuracy(model, _answers([item.prompt for item in items], task.answers(items), _device(model)))
+    device = str(next(model.parameters()).device)
+    return _accuracy(model, _answers([item.prompt for item in items], task.answers(items), device))
 
 
 def fit(
@@ -260,10 +261,6 @@ def _answer_logits(model: Decoder, shown: Answers) -> tuple[Tensor, Tensor]:
     """Logits [B, T, V] float32 that predict each answer token, and those tokens [B, T] int64."""
     ids, size = shown
     return model.head(model.hidden(ids[:, :-1])[:, size - 1 :]), ids[:, size:]
-
-
-def _device(model: Decoder) -> str:
-    return str(next(model.parameters()).device)
 
 
 @contextmanager

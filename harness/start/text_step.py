@@ -98,10 +98,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int) -> Tenso
     return torch.cat(out, 2)[0].transpose(0, 1).reshape(len(q), -1)
 
 
+def document_numbers(ends: Tensor, size: int) -> Tensor:
+    """[size] int64: the document of every token, counted from 0."""
+    return torch.searchsorted(ends, torch.arange(size, device=ends.device, dtype=ends.dtype), right=True) - 1
+
+
 def document_positions(ends: Tensor, size: int) -> Tensor:
     """[size] int64: the place of every token in its document."""
-    at = torch.arange(size, device=ends.device)
-    return at - ends.long()[torch.searchsorted(ends, at.to(ends.dtype), right=True) - 1]
+    return torch.arange(size, device=ends.device) - ends.long()[document_numbers(ends, size)]
 
 
 def device_of(model: Decoder) -> torch.device:

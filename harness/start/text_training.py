@@ -33,7 +33,7 @@ from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 from harness.start.base_training import Point, Progress, Trained, TrainingHost, Unfinished, reached
 from harness.start.text_documents import Documents, Feed, buckets_of, pack
-from harness.start.text_step import PackedDecoder, PackedStep, device_of
+from harness.start.text_step import PackedDecoder, PackedStep, device_of, document_numbers
 from harness.tasks import Item, Worded, token_ids
 
 RULE = 1
@@ -293,7 +293,7 @@ def number_certainty(model: Decoder, task: Worded, items: Sequence[Item], tokens
         ids, ends = batch.ids[:size].to(device), batch.ends.clamp(max=size).to(device)
         counts = batch.wanted[:size].to(device) * firm[ids.roll(-1)]
         lost = torch.zeros(len(ends), device=device)
-        number = torch.searchsorted(ends, torch.arange(size, device=device, dtype=ends.dtype), right=True) - 1
+        number = document_numbers(ends, size)
         lost.index_add_(0, number, decoder.losses(ids, ends, bucket.longest) * counts)
         has = torch.zeros_like(lost).index_add_(0, number, counts)
         total += float((torch.exp(-lost) * (has > 0)).sum())
@@ -314,8 +314,7 @@ def sampled_accuracy(
         seed=seed,
     )  # fmt: skip
     engine.close()
-    rows = zip(rollout.token_ids.tolist(), rollout.lengths.tolist(), strict=True)
-    return sum(score.reward for score in task.score(items, [ids[:size] for ids, size in rows])) / len(items)
+    return sum(score.reward for score in task.score(items, rollout.responses())) / len(items)
 
 
 def _state(

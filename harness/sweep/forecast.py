@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from harness.config.load import to_json
@@ -254,10 +255,7 @@ def fit(samples: Sequence[Sample]) -> CostModel:
     rows = [features(s.config, s.place) for s in samples]
     guesses = np.array([guess(s.config) for s in samples])
     names = sorted({name for row in rows for name in row})
-    column = {name: i for i, name in enumerate(names)}
-    x = np.zeros((len(rows), len(names)))
-    for i, row in enumerate(rows):
-        x[i, [column[name] for name in row]] = list(row.values())
+    x = pd.DataFrame(rows, columns=names).fillna(0.0).to_numpy()
     measured = np.array([(s.step_s, s.rest_s) for s in samples])
     y = np.log(measured / guesses)
     penalty = np.where(np.array(names) == "one", 0.01, PENALTY)
@@ -272,11 +270,8 @@ def fit(samples: Sequence[Sample]) -> CostModel:
         if len(set(groups)) > 1:
             parts = guesses * np.exp(y - _left_out(x, smoother, y - x @ effects, groups))
             errors[level] = _past_error(steps * parts[:, 0] + parts[:, 1], actual)
-    devices = {place.partition(" ")[0] for place in {s.place for s in samples}}
-    places = {
-        device: Counter(s.place for s in samples if s.place.startswith(device + " ")).most_common(1)[0][0]
-        for device in devices
-    }
+    counted = Counter(s.place for s in samples).most_common()
+    places = {place.partition(" ")[0]: place for place, _ in reversed(counted)}
     return CostModel(
         step=dict(zip(names, effects[:, 0], strict=True)), rest=dict(zip(names, effects[:, 1], strict=True)),
         arms=frozenset(arms), settings=frozenset(settings), errors=errors, places=places,

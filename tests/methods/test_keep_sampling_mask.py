@@ -64,7 +64,7 @@ def sampled(folder: Path, *words: str):
     """(run, its first rollout batch)."""
     run = small_run(folder, ["method=keep_sampling_mask", *words])
     step = Step(index=0, total=4, seed=0)
-    push_weights(run, run.engine, step)
+    push_weights(run, step)
     return run, collect(run, step, Clock("cpu"))
 
 

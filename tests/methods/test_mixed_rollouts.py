@@ -25,7 +25,7 @@ WORDS = ("method=mixed_rollouts", "precision=int2")
 
 def test_the_batch_says_who_sampled_and_each_prompt_has_its_shares(tmp_path: Path) -> None:
     run = small_run(tmp_path, [*WORDS, "knobs.SecondSampler.share=0.25"])
-    push_weights(run, run.engine, STEP)
+    push_weights(run, STEP)
     sampled = collect(run, STEP, Clock("cpu"))
     rollout, seqs = sampled.rollout, sampled.seqs
     assert rollout.sampler is not None
@@ -60,7 +60,7 @@ def test_frozen_scales_of_one_sampler_do_not_reach_another(tmp_path: Path) -> No
     other = ["knobs.SecondSampler.weights=e4m3_channel", "knobs.SecondSampler.acts=e4m3_token"]
     parts = "parts=[flashrl.Profile,mixed_rollouts.SecondSampler,flashrl.TIS]"
     run = small_run(tmp_path, ["method=mixed_rollouts", "precision=int8", parts, *other])
-    push_weights(run, run.engine, STEP)
+    push_weights(run, STEP)
     weights = dict(run.trainer.weights())
     engines = (run.engine, run.others[0].engine)
     for engine, largest in zip(engines, (127.0, 448.0), strict=True):

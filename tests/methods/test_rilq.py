@@ -264,7 +264,7 @@ def test_two_steps_and_a_refresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert rows[1]["part/RILQRefresh.accepted"] == 1.0 and 0 < rows[1]["part/RILQRefresh.staleness"] < 1
     changed = [name for name, tensor in run.composed.fixed.items() if not torch.equal(tensor, before[name])]
     assert any(name.endswith("lora_B.weight") for name in changed)
-    push_weights(run, run.engine, Step(index=2, total=4, seed=0))
+    push_weights(run, Step(index=2, total=4, seed=0))
     pushed_now = {r.name: r.hash for r in run.passport.weights if "lora" in r.name}  # type: ignore[union-attr]
     assert sampled_with.keys() == pushed_now.keys() and len(sampled_with) == 28
     assert all(pushed_now[n] != h for n, h in sampled_with.items()), "the batch was sampled with the version before"

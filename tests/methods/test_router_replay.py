@@ -28,7 +28,7 @@ def run_of(folder: Path, *more: str) -> Run:
 
 def sampled(run: Run) -> Collected:
     """The first rollout batch of a run."""
-    push_weights(run, run.engine, FIRST)
+    push_weights(run, FIRST)
     return collect(run, FIRST, Clock("cpu"))
 
 

@@ -109,7 +109,7 @@ def test_the_factor_has_no_gradient_and_its_floor_holds() -> None:
 def test_router_log_probs_are_those_of_a_plain_forward_pass(launch: dict[str, Any], moe_folder: Path) -> None:
     run = small_run(moe_folder, [*MIXTURE, "method=rspo", "precision=int4"], **launch)
     first = Step(index=0, total=4, seed=0)
-    push_weights(run, run.engine, first)
+    push_weights(run, first)
     seqs = collect(run, first, Clock("cpu")).seqs
     found = run.trainer.routers(seqs)
     logits: list[Tensor] = []

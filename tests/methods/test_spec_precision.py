@@ -266,7 +266,7 @@ def test_resume_restores_what_a_refit_replaced(tmp_path: Path) -> None:
     assert again.composed.memory == run.composed.memory and again.composed.memory[0]["profile_refits"] == 2.0
     assert again.composed.fixed.keys() == run.composed.fixed.keys()
     for one in (run, again):
-        push_weights(one, one.engine, replace(START, index=2))
+        push_weights(one, replace(START, index=2))
     assert again.passport == run.passport
 
 

@@ -199,7 +199,7 @@ def test_a_figure_says_how_many_arms_have_no_curve(tmp_path: Path) -> None:
         folder = tmp_path / str(is_said)
         write(folder, pairs)
         for path in draw(folder, formats=("svg",)):
-            has_curves = path.stem != "scores"
+            has_curves = path.stem not in ("scores", "profiles")
             assert (said in path.read_text(encoding="utf-8")) == (is_said and has_curves), path
 
 
@@ -265,12 +265,13 @@ def test_draw_all(tmp_path: Path) -> None:
         "mismatch",
         "mismatch_position",
         "mismatch_entropy",
+        "profiles",
     ]
     assert paths == [tmp_path / "out" / f"{name}.png" for name in names]
     for path in paths:
         data = path.read_bytes()
         width, height = struct.unpack(">II", data[16:24])
-        assert width == (1480 if path.stem == "overview" else 1350) and 300 < height < 1500
+        assert width == {"overview": 1480, "profiles": 1000}.get(path.stem, 1350) and 300 < height < 1500
     pixels = mpl.image.imread(paths[0])  # pyright: ignore[reportAttributeAccessIssue]
     assert 0.005 < np.mean(pixels[..., :3].min(axis=-1) < 0.5) < 0.3
     before = paths[2].read_bytes()
@@ -295,12 +296,12 @@ def test_many_contexts_have_one_heat_map_and_an_overview_each(tmp_path: Path) ->
 def test_figures_that_a_sweep_has_outgrown_are_removed_and_no_others(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    for name in ("reward-n8.png", "grid.png", "overview.svg", "profiles.png", "mine.png", "reward.txt"):
+    for name in ("reward-n8.png", "grid.png", "overview.svg", "profiles-n8.png", "mine.png", "reward.txt"):
         (out / name).write_text("of before")
     write(tmp_path, factory.sweep_results(factory.QUICK[:2], seeds=1))
     drawn = draw(tmp_path)
     left = {path.name for path in out.iterdir()} - {path.name for path in drawn}
-    assert left == {"overview.svg", "profiles.png", "mine.png", "reward.txt"}
+    assert left == {"overview.svg", "mine.png", "reward.txt"}
 
 
 def test_nothing_but_failures_is_drawn_empty(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from harness.records.arms import Arm, label
 from harness.records.stats import DELTA
 from harness.report.plots.colours import REFERENCE
-from harness.report.plots.style import PRECISION_LOOKS, Fill, Look, Looks, legend, looks_of_names, style_name
+from harness.report.plots.style import PRECISION_LOOKS, Fill, Look, Looks, legend, looks_of_names, shift_of, style_name
 from harness.report.plots.titles import score_words
 from harness.report.scores import score_arm
 
@@ -198,7 +198,7 @@ def _name_lengths(ax: Axes, arms: Sequence[Arm], control: str) -> None:
 def _draw(ax: Axes, lines: Lines, looks: Mapping[tuple[str, str], Look]) -> None:
     values = sorted({value for line in lines.values() for value in line})
     for index, (key, line) in enumerate(lines.items()):
-        look, shift = looks[key], SPREAD * (index / (len(lines) - 1) - 0.5) if len(lines) > 1 else 0.0
+        look, shift = looks[key], shift_of(index, len(lines), SPREAD)
         points = sorted(line.items())
         at = [values.index(value) + shift for value, _ in points]
         ax.plot(

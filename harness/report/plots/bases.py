@@ -15,7 +15,7 @@ from harness.records.arms import Arm
 from harness.records.run_result import Base, base_names
 from harness.records.stats import Outcome
 from harness.report.plots.colours import REFERENCE
-from harness.report.plots.style import Looks, above_panels, style_name
+from harness.report.plots.style import Looks, above_panels, shift_of, style_name
 from harness.report.plots.titles import score_words
 from harness.report.scores import score_arm
 
@@ -49,7 +49,7 @@ def bases(arms: Sequence[Arm], looks: Looks) -> Figure | None:
     figure = Figure(figsize=(7.0, 3.4), layout="constrained")
     ax = figure.subplots()
     for index, (name, runs) in enumerate(found.items()):
-        shift = SPREAD * (index / (len(found) - 1) - 0.5) if len(found) > 1 else 0.0
+        shift = shift_of(index, len(found), SPREAD)
         for base, run in runs:
             ax.plot(
                 columns.index(base) + shift, run.value, color=looks[name].colour, marker=looks[name].marker,

@@ -16,8 +16,8 @@ from matplotlib.lines import Line2D
 
 from harness.records.arms import Arm, label
 from harness.records.stats import COLLAPSES, DELTA
-from harness.report.plots.colours import BLUE, GREEN, INK, REFERENCE, STRIPE, VERMILION
-from harness.report.plots.style import above_panels, style_name
+from harness.report.plots.colours import BLUE, GREEN, INK, REFERENCE, VERMILION
+from harness.report.plots.style import above_panels, stripes, style_name
 from harness.report.plots.titles import score_words, scores_title
 
 CONTEXTS = ((INK, "o", "full"), (BLUE, "s", "none"), (VERMILION, "D", "full"), (GREEN, "^", "none"))
@@ -97,11 +97,7 @@ def _draw(ax: Axes, rows: Rows, found: dict[tuple[str, str], dict[str, Any]], co
                 ends = [row["difference_low"], row["difference_high"]]
                 ax.plot(ends, [at, at], color=colour, linewidth=1.0, alpha=alpha, solid_capstyle="butt")
             ax.plot(row["difference"], at, color=colour, marker=marker, fillstyle=fill, markersize=3.2, alpha=alpha)  # pyright: ignore[reportArgumentType]
-    names = [precision for precision, _ in rows]
-    for index, precision in enumerate(dict.fromkeys(names)):
-        first, count = names.index(precision), names.count(precision)
-        if index % 2 == 0:
-            ax.axhspan(first - 0.5, first + count - 0.5, color=STRIPE, zorder=0, linewidth=0)
+    stripes(ax, [precision for precision, _ in rows])
     ax.axvline(0.0, color=REFERENCE, linewidth=0.8, zorder=1)
     ax.set_yticks(range(len(rows)), [_name(key, found[key].values()) for key in rows], fontsize=6.5)
     ax.set_ylim(len(rows) - 0.5, -0.5)

@@ -9,7 +9,7 @@ shows that one run in three collapsed. A line is a method and variant at one pre
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,17 +22,14 @@ from matplotlib.lines import Line2D
 from harness.records import stats
 from harness.records.arms import Arm, control_of, label
 from harness.records.stats import Floats
-from harness.records.sweep_file import BASELINES
 from harness.report.plots.colours import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
-from harness.report.plots.style import style_name
-from harness.report.plots.titles import score_words
-from harness.report.scores import score_arm
+from harness.report.plots.style import close_grid, style_name
+from harness.report.plots.titles import BASELINE, score_words
+from harness.report.scores import Scores
 
 TAUS = np.linspace(0, 1, 201)
-BASELINE = BASELINES[-1]
-"""Drawn in every panel besides the control."""
 MAX_LINES = 5
-"""Lines of a panel: control and baseline, then the best; a grey print tells no more apart."""
+"""Lines of a panel: control and BASELINE, then the best; a grey print tells no more apart."""
 LOOKS: tuple[tuple[str, Any], ...] = (
     (BLUE, "-"), (GREEN, (0, (5, 1.5))), (PINK, (0, (1.2, 1.2))), (ORANGE, (0, (5, 1.2, 1.2, 1.2))),
     (SKY, (0, (8, 1.5))), (GREY, (0, (3, 1, 1, 1, 1, 1))),
@@ -70,13 +67,13 @@ def profile(strata: Sequence[Floats], taus: Floats) -> Profile:
     )  # fmt: skip
 
 
-def run_scores(arm: Arm) -> Floats:
+def run_scores(scores: Scores) -> Floats:
     """The AUC of every scored run of an arm, [n]."""
-    return np.array(list(score_arm(arm).auc.values()), dtype=np.float64)
+    return np.array(list(scores.auc.values()), dtype=np.float64)
 
 
-def improvements(arms: Sequence[Arm], control: str) -> pd.DataFrame:
-    """P(arm > control) over all contexts that have both, one row per method, precision and variant.
+def improvements(arms: Sequence[Arm], scores: Mapping[str, Scores], control: str) -> pd.DataFrame:
+    """P(arm > control) over all contexts that have both, one row per method, precision and variant. `scores`: by label.
 
     Columns: arm, settings (how many contexts), runs, control_runs, probability, low, high. Empty where the sweep has a
     single context.
@@ -87,7 +84,8 @@ def improvements(arms: Sequence[Arm], control: str) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for (precision, name), members in lines.items():
         pairs = [(arm, control_of(arm, arms, control)) for arm in members]
-        strata = [(run_scores(a), run_scores(c)) for a, c in pairs if c is not None and c is not a]
+        compared = [(scores[a.label], scores[c.label]) for a, c in pairs if c is not None and c is not a]
+        strata = [(run_scores(own), run_scores(other)) for own, other in compared]
         strata = [(x, y) for x, y in strata if len(x) and len(y)]
         if len(strata) > 1:
             found = stats.improvement(strata)
@@ -105,14 +103,14 @@ def improvements(arms: Sequence[Arm], control: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def profile_figure(arms: Sequence[Arm], control: str = "bf16") -> Figure | None:
+def profile_figure(arms: Sequence[Arm], scores: Mapping[str, Scores], control: str = "bf16") -> Figure | None:
     """A panel per precision with the control, the baseline and its best methods, of those that ran in most settings;
-    None without two scored arms."""
+    None without two scored arms. `scores`: by label."""
     contexts = list(dict.fromkeys(label(arm.context) for arm in arms))
     lines: dict[tuple[str, str], dict[str, Floats]] = {}
     for arm in arms:
-        if len(scores := run_scores(arm)):
-            lines.setdefault((arm.precision, style_name(arm)), {})[label(arm.context)] = scores
+        if len(found := run_scores(scores[arm.label])):
+            lines.setdefault((arm.precision, style_name(arm)), {})[label(arm.context)] = found
     reference = next((key for key in lines if key[1] == control), None)
     precisions = [p for p in dict.fromkeys(p for p, _ in lines) if reference is None or p != reference[0]]
     if not precisions or len(lines) < 2:
@@ -124,9 +122,7 @@ def profile_figure(arms: Sequence[Arm], control: str = "bf16") -> Figure | None:
     for ax, precision in zip(axes.flat, precisions, strict=False):
         inside = {name: strata for (p, name), strata in lines.items() if p == precision}
         _panel(ax, precision, inside, None if reference is None else (control, lines[reference]), contexts)
-    for ax in axes.flat[len(precisions) :]:
-        ax.set_axis_off()
-        axes.flat[list(axes.flat).index(ax) - columns].xaxis.set_tick_params(labelbottom=True)
+    close_grid(axes, len(precisions))
     over = " over " + ", ".join(contexts) if len(contexts) > 1 else ""
     figure.supxlabel(f"tau: {score_words(arms)}{over}", fontsize=8)
     figure.supylabel("share of runs above tau\n(bands: 95 %, whole curve)", fontsize=8)

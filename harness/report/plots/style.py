@@ -36,6 +36,7 @@ from harness.report.plots.colours import (
     ORANGE,
     PINK,
     SKY,
+    STRIPE,
     VERMILION,
     VIOLET,
 )
@@ -150,15 +151,32 @@ def small_multiples(
             ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         else:
             ax.set_xscale("symlog", linthresh=x_linear_below, linscale=0.4)
-    for ax in axes.flat[len(panels) :]:
-        ax.set_axis_off()
-        above = axes.flat[list(axes.flat).index(ax) - columns]
-        above.xaxis.set_tick_params(labelbottom=True)
+    close_grid(axes, len(panels))
     figure.supxlabel(x_label + note, fontsize=8)
     figure.supylabel(y_label, fontsize=8)
     shown = [style_name(arm) for arm in [*reference, *others]]
     legend(figure, {name: looks[name] for name in dict.fromkeys(shown)}, marked, title=title(bands))
     return figure
+
+
+def close_grid(axes: Any, count: int) -> None:
+    """Hide the panels [rows, columns] after the first `count`; the x axes above them get their numbers."""
+    for ax, above in zip(axes.flat[count:], axes.flat[count - axes.shape[1] :], strict=False):
+        ax.set_axis_off()
+        above.xaxis.set_tick_params(labelbottom=True)
+
+
+def stripes(ax: Axes, names: Sequence[str]) -> None:
+    """A grey background behind every second group of rows; `names` of the groups, row by row."""
+    for index, name in enumerate(dict.fromkeys(names)):
+        if index % 2 == 0:
+            first = names.index(name) - 0.5
+            ax.axhspan(first, first + names.count(name), color=STRIPE, zorder=0, linewidth=0)
+
+
+def shift_of(index: int, count: int, width: float) -> float:
+    """Place of one of `count` points that stand side by side around 0, `width` from the first to the last."""
+    return width * (index / (count - 1) - 0.5) if count > 1 else 0.0
 
 
 def draw_band(ax: Axes, band: Band, look: Look, is_log: bool = False, marked: bool = False) -> None:

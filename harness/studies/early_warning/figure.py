@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from harness.records.stats import Floats
 from harness.report.plots.colours import BLUE, GREY_56, INK, REFERENCE, VERMILION
 from harness.report.plots.save import save_png
+from harness.report.plots.style import close_grid
 from harness.studies.early_warning.alarms import REWARD_DROP, SIGNALS, Trace
 from harness.studies.early_warning.scores import SLOW, Score
 
@@ -84,9 +85,7 @@ def _onset(runs: Sequence[Trace]) -> Figure:
         ax.axhline(0, color=REFERENCE, linewidth=0.8, linestyle="--")
         ax.axvline(0, color=VERMILION, linewidth=0.9)
         ax.set_title(name.removesuffix(" (level)").removesuffix(" up"))
-    for ax in axes.flat[len(names) :]:
-        ax.set_axis_off()
-        axes.flat[list(axes.flat).index(ax) - columns].xaxis.set_tick_params(labelbottom=True)
+    close_grid(axes, len(names))
     figure.supxlabel(f"steps from the onset (collapses from step {SLOW} on; median and quartiles)", fontsize=8)
     figure.supylabel("distance from healthy runs of the setting, s.d.", fontsize=8)
     return figure

@@ -65,7 +65,7 @@ def _sampled(run: Run) -> _Sampled:
     step = Step(index=0, total=config.trainer.steps, seed=config.seed)
     try:
         start = time.perf_counter()
-        push_weights(run, run.engine, step)
+        push_weights(run, step)
         push_s = time.perf_counter() - start
         _warm_up(run)
         clock = Clock(config.trainer.device)

@@ -179,7 +179,7 @@ def _run(config: RunConfig, launch: Launch, weights: dict[str, Tensor]) -> tuple
     load_policy(run, weights)
     for engine in (run.engine, run.reference):
         cast(EmbeddedEngine, engine).keeps_log_probs = True
-    push_weights(run, run.engine, Step(index=0, total=config.trainer.steps, seed=config.seed))
+    push_weights(run, Step(index=0, total=config.trainer.steps, seed=config.seed))
     run.reference.load_weights(run.trainer.weights())
     return run, initial if is_moved else None
 

@@ -54,7 +54,7 @@ def test_a_saved_policy_is_what_the_engine_held(
     assert isinstance(engine, VLLMEngine)
     try:
         grpo_step(run)
-        push_weights(run, engine, Step(index=1, total=4, seed=0, purpose="eval"))
+        push_weights(run, Step(index=1, total=4, seed=0, purpose="eval"))
         passport, plan, shape = run.passport, run.composed.plan, run.trainer.model.config
         sent, sent_experts = engine.weights.sent, engine.weights.sent_experts
         prompts = [item.prompt for item in run.eval_items]

@@ -65,4 +65,4 @@ def test_a_sweep_too_large_for_curves_gets_this_figure(tmp_path: Path, monkeypat
     monkeypatch.setattr(figures, "MAX_ARMS", 2)
     board = board_of([record for record, _ in sweep()])
     names = {path.name for path in figures.draw_all(board, tmp_path / "runs" / "quick", tmp_path / "out")}
-    assert names == {"along.png", "differences.png", "scores-n8.png", "scores-n16.png"}
+    assert names == {"along.png", "differences.png", "scores-n8.png", "scores-n16.png", "profiles.png"}

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.records.arms import group_arms
 from harness.report.plots.profiles import improvements, profile, profile_figure, run_scores
 from harness.report.plots.save import save_png
+from harness.report.scores import score_arms
 from tests import result_factory as factory
 
 
@@ -48,37 +48,37 @@ def test_improvements_over_lengths() -> None:
         for n in (8, 16)
         for s in range(3)
     ]
-    rows = {row["arm"]: row for row in improvements(group_arms(runs), "bf16").to_dict("records")}
+    rows = {row["arm"]: row for row in improvements(*score_arms(runs), "bf16").to_dict("records")}
     assert set(rows) == {"naive int8", "naive int3"} and rows["naive int3"]["settings"] == 2
     assert rows["naive int3"]["probability"] == 0 and rows["naive int3"]["high"] < 0.5
     assert rows["naive int8"]["low"] < 0.5 < rows["naive int8"]["high"]
-    assert improvements(group_arms([r for r in runs if r.config["task"]["n"] == 8]), "bf16").empty
+    assert improvements(*score_arms([r for r in runs if r.config["task"]["n"] == 8]), "bf16").empty
 
 
 def test_a_precision_that_ran_in_fewer_settings_is_compared_there() -> None:
     both = [(method, precision, n) for method, precision in (("bf16", "bf16"), ("naive", "int8")) for n in (8, 16)]
     cells = [*both, ("naive", "fp16", 8)]
-    arms = group_arms([factory.result(m, p, seed=seed, task__n=n)[0] for m, p, n in cells for seed in range(3)])
-    figure = profile_figure(arms)
+    arms, scores = score_arms([factory.result(m, p, seed=seed, task__n=n)[0] for m, p, n in cells for seed in range(3)])
+    figure = profile_figure(arms, scores)
     assert figure is not None
     panels = {ax.get_title(): ax for ax in figure.axes if ax.get_title()}
     assert set(panels) == {"int8", "fp16, n=8 alone"}
-    control = [run_scores(arm) for arm in arms if arm.method == "bf16"]
+    control = [run_scores(scores[arm.label]) for arm in arms if arm.method == "bf16"]
     for title, strata in (("int8", control), ("fp16, n=8 alone", control[:1])):
         drawn = np.asarray(panels[title].lines[0].get_ydata(), dtype=float)
         assert (drawn == profile(strata, np.linspace(0, 1, 201)).fraction).all(), title
 
 
 def test_the_figure_has_a_panel_per_precision_with_the_control_in_each(tmp_path: Path) -> None:
-    arms = group_arms([result for result, _ in factory.sweep_results(seeds=3)])
-    figure = profile_figure(arms)
+    arms, scores = score_arms([result for result, _ in factory.sweep_results(seeds=3)])
+    figure = profile_figure(arms, scores)
     assert figure is not None
     panels = {ax.get_title(): ax for ax in figure.axes if ax.get_title()}
     assert set(panels) == {"int8", "fp8_block", "nvfp4", "int4"}
     lines = {str(text.get_text()) for text in panels["int4"].get_legend().get_texts()}  # pyright: ignore[reportOptionalMemberAccess]
     assert lines == {"bf16", "naive", "flashrl", "naive bypass_ppo"}
     drawn = np.asarray(panels["int4"].lines[0].get_ydata(), dtype=float)
-    scores = run_scores(next(arm for arm in arms if arm.method == "bf16"))
-    assert drawn[0] == 1 and drawn[-1] == 0 and drawn[np.searchsorted(np.linspace(0, 1, 201), scores.min())] < 1
+    control = run_scores(scores[next(arm.label for arm in arms if arm.method == "bf16")])
+    assert drawn[0] == 1 and drawn[-1] == 0 and drawn[np.searchsorted(np.linspace(0, 1, 201), control.min())] < 1
     assert save_png(lambda: figure, tmp_path / "a" / "profiles.png")[0].read_bytes()[:4] == b"\x89PNG"
-    assert profile_figure(arms[:1]) is None and save_png(lambda: None, tmp_path / "b.png") == []
+    assert profile_figure(arms[:1], scores) is None and save_png(lambda: None, tmp_path / "b.png") == []

@@ -65,7 +65,7 @@ def test_a_replayed_gradient_is_the_one_the_loop_takes(
     own = METHODS[method].mode or mode
     run = small_run(tmp_path, (f"method={method}", "precision=int4", f"algo.mode={own}"))
     step = Step(index=0, total=4, seed=0)
-    loop.push_weights(run, run.engine, step)
+    loop.push_weights(run, step)
     batch = collect(run, step, Clock("cpu"))
     seqs, rollout = batch.seqs, batch.rollout
     mask, adv, _ = advantages(run, batch.scores, rollout, seqs.sampled)

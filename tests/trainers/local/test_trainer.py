@@ -22,7 +22,7 @@ STEP = Step(index=0, total=4, seed=0)
 def sampled(folder: Path, *words: str) -> tuple[Run, Collected]:
     """A run whose engine keeps its distributions, and its first batch."""
     run = small_run(folder, ["method=jackpot", "knobs.Jackpot.source=full", *words])
-    push_weights(run, run.engine, STEP)
+    push_weights(run, STEP)
     return run, collect(run, STEP, Clock("cpu"))
 
 
