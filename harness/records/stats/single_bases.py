@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from scipy import stats as distributions
@@ -27,7 +27,7 @@ from harness.records.stats.replicates import by_base, pooled_variance
 from harness.records.stats.verdicts import DELTA, false_discovery
 
 OnBase = Literal["lower", "higher", "equal", "open", "collapsed"]
-ON_BASE: tuple[OnBase, ...] = ("lower", "higher", "equal", "open", "collapsed")
+ON_BASE: tuple[OnBase, ...] = get_args(OnBase)
 
 
 @dataclass(frozen=True, kw_only=True)

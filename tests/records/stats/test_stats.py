@@ -15,7 +15,8 @@ from harness.records import stats
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 11, 40])
 def test_iqm_is_the_quarter_trimmed_mean(size: int) -> None:
     values = np.random.default_rng(size).standard_normal((3, size))
-    np.testing.assert_allclose(stats.iqm(values), scipy_stats.trim_mean(values, 0.25, axis=1), rtol=1e-12)
+    inner = np.sort(values)[:, size // 4 : size - size // 4]
+    np.testing.assert_allclose(stats.iqm(values), inner.mean(axis=1), rtol=1e-12)
 
 
 def test_iqm_by_hand() -> None:
@@ -234,7 +235,8 @@ def test_mcnemar_is_the_exact_binomial_test(wins: int, losses: int) -> None:
     arm, control = np.ones((1, size)), np.ones((1, size))
     control[0, :wins], arm[0, wins : wins + losses] = 0, 0
     found = stats.mcnemar(arm, control)
-    want = scipy_stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+    ways = [math.comb(wins + losses, k) for k in range(min(wins, losses) + 1)]
+    want = min(1.0, 2 * sum(ways) / 2 ** (wins + losses))
     assert (found.wins, found.losses) == (wins, losses)
     assert found.p == pytest.approx(want, rel=1e-9)
 
@@ -243,7 +245,7 @@ def test_mcnemar_adds_the_seeds() -> None:
     arm = np.array([[1.0, 1, 1, 0, 1], [1, 1, 0, 1, 1]])
     found = stats.mcnemar(arm, np.array([[0.0, 0, 0, 1, 1], [0, 0, 0, 1, 1]]))
     assert (found.wins, found.losses) == (5, 1)
-    assert found.p == pytest.approx(scipy_stats.binomtest(5, 6).pvalue)
+    assert found.p == pytest.approx(2 * (1 + 6) / 64)
 
 
 @pytest.mark.parametrize("size", [3, 5, 9])
