@@ -24,6 +24,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from harness.config.validation import in_words
 from harness.records.paths import PURPOSE, packed_path, packed_paths, purpose_path, runs_folder, work_folder
 from harness.records.run_result import (
     RunResult,
@@ -192,7 +193,7 @@ def read_packed(path: Path, runs: Collection[str] | None = None) -> list[RunResu
     try:
         return [RunResult.model_validate_json(line) for line in lines]
     except ValidationError as error:
-        raise ValueError(f"{path}: not a packed sweep: {error}") from error
+        raise ValueError(f"{path}: not a packed sweep: {in_words(error)}") from error
 
 
 def check_packed(path: Path) -> int:
