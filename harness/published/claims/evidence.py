@@ -63,15 +63,12 @@ def _load(results: Path, sweep: str, columns: Sequence[str]) -> Evidence:
 
 def in_arms(runs: Sequence[RunResult]) -> tuple[tuple[Settings, tuple[RunResult, ...]], ...]:
     """The scored runs by their setting."""
-    settings: dict[str, Settings] = {}
-    found: dict[str, list[RunResult]] = {}
+    found: dict[str, tuple[Settings, list[RunResult]]] = {}
     for run in runs:
         if run.status in FINISHED:
             own = setting(run)
-            key = json.dumps(own, sort_keys=True)
-            settings[key] = own
-            found.setdefault(key, []).append(run)
-    return tuple((settings[key], tuple(group)) for key, group in found.items())
+            found.setdefault(json.dumps(own, sort_keys=True), (own, []))[1].append(run)
+    return tuple((own, tuple(group)) for own, group in found.values())
 
 
 def select(evidence: Evidence, wanted: Settings) -> Sequence[RunResult]:
