@@ -40,20 +40,15 @@ def false_discovery(p_values: Sequence[float]) -> list[float]:
     return values.tolist()
 
 
-def verdict(low: float, high: float, delta: float = DELTA, p_adjusted: float | None = None) -> Verdict:
-    """Verdict that the 95 % interval of a difference allows.
+def verdict(low: float, high: float) -> Verdict:
+    """Verdict that the interval of one difference allows, by itself.
 
-    Inside (-delta, delta): equal. Otherwise away from 0, and significant at 5 % after the correction for many
-    comparisons where `p_adjusted` is given: better or worse. Everything else, and an interval of NaN: cannot tell.
+    Inside (-DELTA, DELTA): equal. Otherwise away from 0: better or worse. Everything else, and an interval of NaN:
+    cannot tell.
     """
-    if -delta < low and high < delta:
+    if low > -DELTA and high < DELTA:
         return "equal"
-    is_significant = p_adjusted is None or p_adjusted < 0.05
-    if low > 0 and is_significant:
-        return "better"
-    if high < 0 and is_significant:
-        return "worse"
-    return "cannot tell"
+    return "better" if low > 0 else "worse" if high < 0 else "cannot tell"
 
 
 def further_seeds(

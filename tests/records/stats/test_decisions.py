@@ -226,6 +226,6 @@ def test_components_are_found_again() -> None:
 
 def test_outcomes_need_an_evaluation() -> None:
     assert stats.outcome([0.5, 0.7], 0.4) == stats.Outcome(value=0.6, start=0.4, end=0.7, has_moved=True)
-    assert not stats.outcome([0.4, 0.4], 0.4).has_moved and stats.outcome([0.4], 0.4, is_frozen=False).has_moved
+    assert stats.outcome([0.4], 0.4).has_moved and not stats.outcome([0.4, 0.4], 0.4, is_frozen=True).has_moved
     with pytest.raises(ValueError, match="curve="):
         stats.outcome([], 0.4)

@@ -120,20 +120,19 @@ def test_holm_controls_the_family() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "p", "expected"),
+    ("low", "high", "expected"),
     [
-        (0.01, 0.09, None, "better"),
-        (0.01, 0.09, 0.2, "cannot tell"),
-        (-0.2, -0.1, 0.01, "worse"),
-        (-0.02, 0.02, 1.0, "equal"),
-        (0.005, 0.02, 0.001, "equal"),  # real but too small to matter
-        (-0.02, 0.04, None, "cannot tell"),
-        (-0.03, 0.02, None, "cannot tell"),  # on the border is not inside
-        (math.nan, math.nan, None, "cannot tell"),
+        (0.01, 0.09, "better"),
+        (-0.2, -0.1, "worse"),
+        (-0.02, 0.02, "equal"),
+        (0.005, 0.02, "equal"),  # real but too small to matter
+        (-0.02, 0.04, "cannot tell"),
+        (-0.03, 0.02, "cannot tell"),  # on the border is not inside
+        (math.nan, math.nan, "cannot tell"),
     ],
 )
-def test_verdict(low: float, high: float, p: float | None, expected: str) -> None:
-    assert stats.verdict(low, high, 0.03, p) == expected
+def test_verdict(low: float, high: float, expected: str) -> None:
+    assert stats.verdict(low, high) == expected
 
 
 def test_further_seeds_give_the_promised_power() -> None:
