@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from scipy import stats as distributions
 from scipy.special import stdtr, stdtrit
 
 from harness.records.stats.intervals import LEVEL, Floats, mean_squares
@@ -83,8 +82,9 @@ def sign_test_p(differences: Sequence[float]) -> float:
 
 
 def _fair_p(losses: int, wins: int) -> float:
-    """Two-sided p of so many wins and losses if both are equally likely; 1 without any."""
-    return float(distributions.binomtest(losses, losses + wins).pvalue) if losses + wins else 1.0
+    """Two-sided p of so many wins and losses if both are equally likely; 1 without any. scipy's is 0 below 1e-270."""
+    total = losses + wins
+    return min(1.0, 2 * sum(math.comb(total, k) for k in range(min(losses, wins) + 1)) / 2**total)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -234,10 +234,15 @@ def test_mcnemar_is_the_exact_binomial_test(wins: int, losses: int) -> None:
     arm, control = np.ones((1, size)), np.ones((1, size))
     control[0, :wins], arm[0, wins : wins + losses] = 0, 0
     found = stats.mcnemar(arm, control)
-    ways = [math.comb(wins + losses, k) for k in range(min(wins, losses) + 1)]
-    want = min(1.0, 2 * sum(ways) / 2 ** (wins + losses))
+    want = scipy_stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
     assert (found.wins, found.losses) == (wins, losses)
     assert found.p == pytest.approx(want, rel=1e-9)
+
+
+def test_mcnemar_has_the_smallest_p_values() -> None:
+    """By `2 * sum(comb(1151, k), k to 28) / 2^1151`; scipy's own p is 0 here."""
+    arm = np.concatenate([np.ones(1123), np.zeros(28)])[None]
+    assert stats.mcnemar(arm, 1 - arm).p == pytest.approx(8.102933935041766e-291, rel=1e-12)
 
 
 def test_mcnemar_adds_the_seeds() -> None:
