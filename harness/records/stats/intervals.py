@@ -10,7 +10,6 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
-from scipy.stats import t as student
 from scipy.stats import trim_mean
 
 Floats = NDArray[np.float64]
@@ -84,7 +83,7 @@ def mean_interval(values: Floats, clusters: Sequence[str], level: float = LEVEL)
     centre, own = float(values.mean()), np.array(clusters)
     sums = np.array([(values[own == name] - centre).sum() for name in names])
     error = math.sqrt(len(names) / (len(names) - 1) * float((sums**2).sum())) / len(values)
-    width = float(student.ppf(0.5 + level / 2, len(names) - 1)) * error
+    width = float(stdtrit(len(names) - 1, 0.5 + level / 2)) * error
     return centre - width, centre + width
 
 

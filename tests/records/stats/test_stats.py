@@ -102,13 +102,15 @@ def test_false_discovery_is_the_least_level_that_rejects() -> None:
     """The definition of Benjamini and Hochberg, by brute force; NaN is no test."""
     p = [0.0001, 0.0459, 0.0004, math.nan, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.3240, 0.4262, 1.0]
     tests = sorted(x for x in p if not math.isnan(x))
-    found = stats.false_discovery(p)
+    found, level = stats.step_up(p, 0.05)
     for x, adjusted in zip(p, found, strict=True):
         if math.isnan(x):
             assert math.isnan(adjusted)
         else:
             assert adjusted == pytest.approx(min(q * 12 / (i + 1) for i, q in enumerate(tests) if q >= x))
-    assert p[1] == 0.0459 and stats.false_discovery([]) == []
+    assert level == pytest.approx(1 - 0.05 * 5 / 12), "five of twelve are at most 0.05"
+    nothing, level = stats.step_up([], 0.05)
+    assert len(nothing) == 0 and level == 0.95
 
 
 def test_holm_controls_the_family() -> None:
