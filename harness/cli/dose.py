@@ -36,21 +36,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def _check(a: argparse.Namespace) -> None:
     """Raises ValueError for options that exclude each other, and for a sweep or a probe that is none."""
+    from harness.records.folder import check_is_packed
     from harness.studies.probe.record import read
     from harness.sweep.planning import read_sweep
 
-    _check_options(a)
-    if a.predict is not None:
-        read_sweep(a.predict)
-    for path in a.probe or ():
-        read(path)
-
-
-def _check_options(a: argparse.Namespace) -> None:
     if (a.predict is None) != (a.probe is None and a.doses_of is None):
         raise ValueError("dose: --predict SWEEP goes with one of --probe FILE and --doses-of SWEEP")
     if a.predict is not None and a.is_written:
         raise ValueError("--write: dose --predict always writes its predictions and no table; leave --write out")
+    if a.predict is not None:
+        read_sweep(a.predict)
+    for path in a.probe or ():
+        read(path)
+    if a.doses_of is not None:
+        check_is_packed(a.results, a.doses_of, "dose --doses-of")
 
 
 def run(a: argparse.Namespace) -> int:
@@ -60,7 +59,7 @@ def run(a: argparse.Namespace) -> int:
     from harness.studies.dose.report import sentences, write
     from harness.studies.dose.study import study
 
-    _check_options(a)
+    _check(a)
     if a.outcome is not None:
         return _outcome(a)
     found = study(read_all_points(a.results))
@@ -74,7 +73,7 @@ def run(a: argparse.Namespace) -> int:
 
 def _predict(a: argparse.Namespace, found: Study) -> int:
     from harness.records.packed import read_packed
-    from harness.records.paths import packed_folder, packed_path
+    from harness.records.paths import packed_path, packed_paths
     from harness.studies.dose.points import sweep_points
     from harness.studies.dose.predictions import known_dose, predict, probed_dose, write_predictions
     from harness.studies.probe.record import read
@@ -88,7 +87,7 @@ def _predict(a: argparse.Namespace, found: Study) -> int:
     else:
         dose = known_dose(sweep_points(packed_path(a.results, a.doses_of)), a.doses_of)
         source = {"doses_of": a.doses_of}
-    done = {run.run_id for path in packed_folder(a.results).glob("*.zip") for run in read_packed(path)}
+    done = {run.run_id for path in packed_paths(a.results) for run in read_packed(path)}
     said = predict(found, sweep.name, plan(sweep).cells, dose, source, done)
     print(f"written: {write_predictions(a.results, said)}")
     return 0

@@ -22,6 +22,7 @@ from harness.records.paths import (
     looks_path,
     packed_folder,
     packed_path,
+    packed_paths,
     purpose_path,
     runs_folder,
     sweep_folders,
@@ -52,8 +53,10 @@ def _check(a: argparse.Namespace) -> None:
         raise ValueError(f"results verify: {a.source} is one word too many; it checks all of --results")
     if a.action == "import" and a.source is not None:
         _check_source(Path(a.source))
-    if a.action == "unpack":
-        _check_packed(a.source, a.results)
+    if a.action == "unpack" and a.source is not None:
+        from harness.records.folder import check_is_packed
+
+        check_is_packed(a.results, a.source, "results unpack")
     if a.action == "pack" and a.source is None:
         raise ValueError("results pack: which sweep? give the name of a folder of results/runs")
 
@@ -85,7 +88,7 @@ def verify_all(results: Path) -> int:
     from harness.records.run_result import verify
 
     problems, count = list[str](), len(list(runs_folder(results).rglob("*.json")))
-    for path in sorted(packed_folder(results).glob("*.zip")):
+    for path in packed_paths(results):
         try:
             records = check_packed(path)
             count += 0 if runs_folder(results, path.stem).is_dir() else records
@@ -105,21 +108,11 @@ def unpack_all(results: Path) -> None:
     """Packed sweeps unpacked, those that cannot be named in a warning."""
     from harness.records.packed import make_available
 
-    for path in sorted(packed_folder(results).glob("*.zip")):
+    for path in packed_paths(results):
         try:
             make_available(results, path.stem)
         except ValueError as error:
             print(f"warning: left alone: {error}", file=sys.stderr)
-
-
-def _check_packed(sweep: str | None, results: Path) -> None:
-    """Raises ValueError for a name that is none of the packed sweeps'."""
-    from harness.foundation.did_you_mean import nearest
-    from harness.records.paths import packed_folder
-
-    known = sorted(path.stem for path in packed_folder(results).glob("*.zip"))
-    if sweep is not None and sweep not in known:
-        raise ValueError(f"results unpack: no packed sweep {sweep!r}; {nearest(sweep, known) if known else 'none is'}")
 
 
 def log_all_runs(results: Path, trackers: tuple[str, ...]) -> int:
@@ -186,7 +179,7 @@ def _merge(source: Path, scratch: Path, results: Path, named: Callable[[str], st
 
     folder, unpacked = _folder(source, scratch / "archive"), scratch / "unpacked"
     bases = base_folders(folder)
-    packed = sorted(packed_folder(folder).glob("*.zip"))
+    packed = packed_paths(folder)
     runs = runs_folder(folder) if bases or packed or runs_folder(folder).is_dir() else folder
     for base in bases:
         read_record(base)

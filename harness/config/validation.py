@@ -67,7 +67,7 @@ def in_words(error: ValidationError, cls: type | None = None, prefix: str = "") 
         known = leaves(cls) if cls else ()
         if entry := re.match(r"(.+?)\.\d+\.", path):  # of a list: its valid keys have its number, too
             known = [re.sub(rf"^{re.escape(entry[1])}\.", entry[0], name) for name in known]
-        return f"unknown key {path}; {nearest_key(path, known)}"
+        return f"unknown key {path}" + f"; {nearest_key(path, known)}" * bool(known)
     if first["type"] in MISSING:
         return f"{path} is missing"
     if first["type"] == "value_error":  # a dataclass's own check: its words name field, value and choices
@@ -80,7 +80,7 @@ def in_words(error: ValidationError, cls: type | None = None, prefix: str = "") 
         expected = first["msg"][0].lower() + first["msg"][1:]
         for ours, theirs in BOUNDS.items():
             expected = expected.replace(theirs, ours)
-    return f"{path}={_short(first['input'])}: {expected}{HINTS.get(path, '')}"
+    return f"{path}={_short(first['input'])}: {expected}{HINTS.get(path, '')}" if path else expected
 
 
 def _short(value: Any) -> str:

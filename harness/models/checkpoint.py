@@ -152,8 +152,6 @@ def load_config(folder: Path | str) -> DecoderConfig:
             eos_id=eos[0] if isinstance(eos, list) else eos,
             pad_id=raw.get("pad_token_id"),
         )
-    except KeyError as error:
-        raise ValueError(f"{path}: {error.args[0]} is missing") from error
     except TypeError as error:
         raise ValueError(f"{path}: a field that should be a number is not ({error})") from error
 

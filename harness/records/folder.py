@@ -15,7 +15,7 @@ from typing import Any
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.project_files import SWEEPS
 from harness.records.packed import read_packed, read_packed_series
-from harness.records.paths import packed_folder, packed_path, runs_folder, sweep_folders
+from harness.records.paths import packed_path, packed_paths, runs_folder, sweep_folders
 from harness.records.run_result import RunResult, read_result, read_results, read_series
 
 MIN_SETTINGS = 3
@@ -80,7 +80,7 @@ def read_place(place: Path) -> list[RunResult]:
 
 def all_sweeps(results: Path) -> list[str]:
     """The sweeps that have results in a folder or in a packed file, by name."""
-    packed = (path.stem for path in packed_folder(results).glob("*.zip"))
+    packed = (path.stem for path in packed_paths(results))
     return sorted({*sweeps_in(results), *(name for name in packed if place_of(results, name).is_file())})
 
 
@@ -98,6 +98,12 @@ def check_sweep(results: Path, sweep: str) -> None:
         if (SWEEPS / f"{sweep}.yaml").is_file():
             hint = f"lowbit sweep {sweep} runs it; lowbit runs lists the sweeps that have some"
         raise ValueError(f"sweep {sweep!r} has no results in {results}; {hint}")
+
+
+def check_is_packed(results: Path, sweep: str, asked: str) -> None:
+    """Raises ValueError, with the nearest names, where no packed sweep is called so; its words begin with `asked`."""
+    if sweep not in (known := [path.stem for path in packed_paths(results)]):
+        raise ValueError(f"{asked}: no packed sweep {sweep!r}; {nearest(sweep, known) if known else 'none is'}")
 
 
 def runs_of(results: Path, sweep: str) -> tuple[list[RunResult], list[str]]:

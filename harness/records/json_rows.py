@@ -22,12 +22,7 @@ def write_json_rows(path: Path, record: Mapping[str, Any], rows: str, *, allow_n
 
 def read_json_records(folder: Path) -> list[dict[str, Any]]:
     """Every record of a study's folder, by name. Raises ValueError where there is none, and for a damaged file."""
-    found: list[dict[str, Any]] = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            found.append(read_json_object(path))
-        except ValueError as error:
-            raise ValueError(f"{error}; delete it and measure again") from None
+    found = [read_json_object(path, "delete it and measure again") for path in sorted(folder.glob("*.json"))]
     if not found:
         raise ValueError(f"{folder}: no record yet; give a model folder to measure")
     return found

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from harness.config.validation import in_words
 from harness.records.paths import looks_path
-from harness.records.run_result import Measured, write_atomic
+from harness.records.run_result import Measured, Strict, write_atomic
 from harness.records.stats.decisions import ALPHA
 from harness.records.stats.looks import level_per_look
 from harness.records.sweep_file import Until, purpose
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class LookRow(_Part):
+class LookRow(Strict):
     """One arm at one look."""
 
     arm: str
@@ -36,7 +33,7 @@ class LookRow(_Part):
     """Words on what follows."""
 
 
-class Looks(_Part):
+class Looks(Strict):
     """A sweep's looks."""
 
     sweep: str
@@ -57,9 +54,7 @@ def read_looks(results: Path, sweep: str) -> Looks | None:
     try:
         return Looks.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{path}: no record of looks: {where + ': ' if where else ''}{first['msg']}") from None
+        raise ValueError(f"{path}: no record of looks: {in_words(error)}") from None
 
 
 def write_looks(results: Path, looks: Looks) -> None:

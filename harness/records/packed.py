@@ -24,7 +24,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.records.paths import PURPOSE, packed_folder, packed_path, purpose_path, runs_folder, work_folder
+from harness.config.validation import in_words
+from harness.records.paths import PURPOSE, packed_path, packed_paths, purpose_path, runs_folder, work_folder
 from harness.records.run_result import (
     RunResult,
     read_result,
@@ -109,7 +110,7 @@ def unpack(results: Path, sweep: str | None = None) -> int:
     """Write the missing files of packed sweeps (of one, where named); of how many runs there were some. Raises
     ValueError for a file that is no packed sweep."""
     count = 0
-    for path in sorted(packed_folder(results).glob(f"{sweep or '*'}.zip")):
+    for path in packed_paths(results, sweep or "*"):
         folder, records = runs_folder(results, path.stem), read_packed(path)
         missing = [r for r in records if not (folder / f"{r.run_id}.json").exists()]
         bare = {r.run_id for r in records if _lacks_series(folder, r)}
@@ -192,7 +193,7 @@ def read_packed(path: Path, runs: Collection[str] | None = None) -> list[RunResu
     try:
         return [RunResult.model_validate_json(line) for line in lines]
     except ValidationError as error:
-        raise ValueError(f"{path}: not a packed sweep: {error}") from error
+        raise ValueError(f"{path}: not a packed sweep: {in_words(error)}") from error
 
 
 def check_packed(path: Path) -> int:
@@ -244,7 +245,7 @@ def read_packed_series(
 
 def make_available(results: Path, sweep: str | None = None) -> None:
     """Unpack the sweeps (or the named one) that have no folder of their own yet."""
-    for path in packed_folder(results).glob(f"{sweep or '*'}.zip"):
+    for path in packed_paths(results, sweep or "*"):
         if not runs_folder(results, path.stem).is_dir():
             unpack(results, path.stem)
 

@@ -74,6 +74,11 @@ def packed_path(results: Path | str, sweep: str) -> Path:
     return packed_folder(results) / f"{sweep}.zip"
 
 
+def packed_paths(results: Path | str, sweep: str = "*") -> list[Path]:
+    """Every packed sweep, or the one of this name, by name; none where there is no `packed`."""
+    return sorted(packed_folder(results).glob(f"{sweep}.zip"))
+
+
 def looks_path(results: Path | str, sweep: str) -> Path:
     """The looks at a sweep that ran until its arms were decided."""
     return Path(results) / "looks" / f"{sweep}.json"

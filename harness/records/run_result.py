@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from harness.config.validation import in_words
 from harness.records.statuses import FINISHED, Status
 
 Row = Mapping[str, float | Sequence[float]]
@@ -45,11 +46,13 @@ Measured = Annotated[float | None, BeforeValidator(_finite)]
 Settings = Annotated[dict[str, Any], BeforeValidator(_settings)]
 
 
-class _Record(BaseModel):
+class Strict(BaseModel):
+    """A part of a record: it has no further keys, and does not change."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class EvalRecord(_Record):
+class EvalRecord(Strict):
     """One evaluation after `step` steps of the policy: the same fixed questions, one answer each."""
 
     step: int
@@ -68,7 +71,7 @@ class EvalRecord(_Record):
     """Share of the responses by what goes wrong first (`harness.tasks.Score.failure`)."""
 
 
-class TaskEvalRecord(_Record):
+class TaskEvalRecord(Strict):
     """One of a run's `evaluations` after `step` steps of the policy: a matrix of its answers, questions x samples."""
 
     number: int
@@ -104,7 +107,7 @@ class TaskEvalRecord(_Record):
     """Cause that ended this evaluation; its matrices are then empty."""
 
 
-class MethodRecord(_Record):
+class MethodRecord(Strict):
     """The method as it ran."""
 
     name: str
@@ -133,7 +136,7 @@ Pair = tuple[Base, int]
 """(base, run seed)."""
 
 
-class RunResult(_Record):
+class RunResult(Strict):
     """One cell of a sweep, whatever became of it; `error` is a traceback, times are ISO 8601 in UTC."""
 
     schema_version: Literal[1] = 1
@@ -221,9 +224,7 @@ def read_result(path: Path) -> RunResult:
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path}: not a result file: {where + ': ' if where else ''}{first['msg']}") from error
+        raise ValueError(f"{path}: not a result file: {in_words(error)}") from error
     if result.run_id != path.stem:
         raise ValueError(f"{path}: run_id is {result.run_id!r}, the file name says {path.stem!r}")
     return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, ConfigDict, Field
 
@@ -24,7 +24,7 @@ RECIPE = "paper_"
 CONTROL = "bf16"
 Endpoint = Literal["reference", "deployed"]
 Score = Literal["accuracy", "auc", "rollout_accuracy", "deployed_auc", "reward"]
-ENDPOINTS: tuple[Endpoint, ...] = ("reference", "deployed")
+ENDPOINTS: tuple[Endpoint, ...] = get_args(Endpoint)
 """Policies that verdicts are about: in BF16, in their own rollout format. The first that a sweep declares ranks the
 arms."""
 BASELINES = ("flashrl", "naive")

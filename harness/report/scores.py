@@ -92,13 +92,21 @@ def score_arm(arm: Arm) -> Scores:
 
 
 def _outcome(run: RunResult, site: str, curve: stats.Floats) -> stats.Outcome:
-    """Outcome of a run; it is frozen where not one answer of any evaluation differs from the start's."""
-    start = next((_answers(record) for record in _of(run, site) if record.step == 0), None)
-    means = [float(value) for value in curve.mean(axis=1)]
-    if start is None:
-        return stats.outcome(means, math.nan, run.status == "diverged", is_frozen=False)
-    is_frozen = len(start) == curve.shape[1] and bool(np.all(curve == np.array(start)))
-    return stats.outcome(means, float(np.mean(start)), run.status == "diverged", is_frozen=is_frozen)
+    start = _start(run, site)
+    return stats.outcome(
+        [float(value) for value in curve.mean(axis=1)], math.nan if start is None else float(np.mean(start)),
+        run.status == "diverged", is_frozen=not has_moved(run, site),
+    )  # fmt: skip
+
+
+def has_moved(run: RunResult, site: str) -> bool:
+    """Did an evaluation after the start differ in any answer? True where nothing was evaluated at the start."""
+    start, curve = _start(run, site), answers(run, site)
+    return start is None or len(start) != curve.shape[1] or bool((curve != np.array(start)).any())
+
+
+def _start(run: RunResult, site: str) -> list[float] | None:
+    return next((_answers(record) for record in _of(run, site) if record.step == 0), None)
 
 
 def _matrix(rows: list[stats.Floats], is_crossed: bool) -> stats.Floats:

@@ -86,10 +86,7 @@ def read_measured(results: Path, sweep: Sweep) -> Measured:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A file of `results/bench`. Raises ValueError naming one that is missing or is no JSON."""
-    try:
-        return read_json_object(path)
-    except ValueError as error:
-        raise ValueError(f"{error}; python -m harness.devtools.bench measures it") from error
+    return read_json_object(path, "python -m harness.devtools.bench measures it")
 
 
 def push_s(found: Measured, size: str, precision: str) -> float:

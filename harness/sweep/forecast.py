@@ -27,7 +27,7 @@ from harness.foundation import provenance
 from harness.foundation.clock import STAGES
 from harness.foundation.progress_bar import progress_bar
 from harness.records.packed import read_lines
-from harness.records.paths import packed_folder, runs_folder, sweep_folders
+from harness.records.paths import packed_paths, runs_folder, sweep_folders
 from harness.sweep.folder_time import HERE, Machine, folder_time, num_evaluations
 
 Config = Mapping[str, Any]
@@ -230,7 +230,7 @@ def _records(results: Path) -> Iterator[Any]:
     for path in progress_bar(sorted(runs_folder(results).glob("*/*.json")), "record"):
         with suppress(OSError, ValueError):
             yield json.loads(path.read_bytes())
-    for path in progress_bar(sorted(packed_folder(results).glob("*.zip")), "packed sweep"):
+    for path in progress_bar(packed_paths(results), "packed sweep"):
         if path.stem not in folders:
             with suppress(ValueError):
                 yield from read_lines(path)

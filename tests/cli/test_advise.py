@@ -106,7 +106,7 @@ UNTRAINED = "UNTRAINED"
         ("--size 7b --length 10 --k3 high", "--k3 high: nats a token, 0 or more, are expected"),
         ("--size 7b --length 10 --k3 int44=1e-3", "int44 is no format with measured rates; nearest: int4"),
         ("--size 7b --length 10 --k3 1e-3 --probe x.json", "not allowed with argument --k3"),
-        ("--size 7b --length 10 --probe x.json", "x.json: not a probe"),
+        ("--size 7b --length 10 --probe x.json", "cannot read x.json: No such file or directory; valid: a file"),
         (f"--size 7b --length 10 --probe {UNTRAINED}", "of untrained weights; costs alone count"),
         ("--size 7b --length 10 --gpus 12", "--gpus 12: 1 to 8, or whole nodes of 8, are expected"),
         ("--size 7b --length 10 --deploy int8", "argument --deploy: invalid choice: 'int8'"),

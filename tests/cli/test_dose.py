@@ -101,7 +101,8 @@ def test_runs_of_a_sweep_say_the_doses_of_another(
     capsys.readouterr()
     assert (lowbit_dose(results), capsys.readouterr().out) == before
     assert lowbit_dose(results, "--predict", str(sweep), "--doses-of", "nothing") == 2
-    assert "nothing.zip" in capsys.readouterr().err
+    expected = "lowbit: error: dose --doses-of: no packed sweep 'nothing'; valid: curved\n"
+    assert capsys.readouterr().err == expected
 
 
 @pytest.mark.parametrize(
@@ -113,9 +114,9 @@ def test_runs_of_a_sweep_say_the_doses_of_another(
             "--write: dose --predict always writes its predictions",
         ),
         (("--probe", "x.json"), "dose: --predict SWEEP goes with one of --probe FILE and --doses-of SWEEP"),
-        (("--predict", "dose", "--probe", "x.json"), "error: x.json: not a probe: No such file or directory; valid: a"),
-        (("--predict", "dose", "--probe", "README.md"), "error: README.md: not a probe: no JSON; valid: a file that"),
-        (("--predict", "dose", "--doses-of", "x"), "x.zip: not a packed sweep: No such file or directory\n"),
+        (("--predict", "dose", "--probe", "x.json"), "error: cannot read x.json: No such file or directory; valid: a"),
+        (("--predict", "dose", "--probe", "README.md"), "error: README.md is not valid JSON: Expecting value: line 1"),
+        (("--predict", "dose", "--doses-of", "x"), "dose --doses-of: no packed sweep 'x'; valid: curved\n"),
         (("--outcome", "nothing"), "nothing.json is missing; predict first, then run the sweep and pack it"),
         (("--outcome", "x", "--predict", "dose"), "argument --predict: not allowed with argument --outcome"),
         (

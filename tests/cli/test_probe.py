@@ -129,7 +129,7 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
         (("FOLDER", "nowhere"), "nowhere: no such folder"),
         (("FOLDER", "--dump", "README.md"), "--dump README.md/qwen2: nothing can be written there: Not"),
         (("README.md",), "README.md: no model folder; it is a file"),
-        (("nothing.json",), "nothing.json: not a probe"),
+        (("nothing.json",), "cannot read nothing.json: No such file or directory; valid: a file"),
         ((), "FOLDER"),
     ],
 )

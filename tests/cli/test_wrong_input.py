@@ -303,6 +303,29 @@ def test_a_command_that_reads_results_wants_their_folder(
     assert capsys.readouterr().err == told.replace("no such folder", "a file, where a folder is expected")
 
 
+@pytest.mark.parametrize(
+    ("words", "file", "text", "key"),
+    [
+        (["layers"], "layers/x.json", "{}", "policy"),
+        (["layers"], "layers/x.json", '{"policy": "x", "precision": "int8", "rows": [{"name": "all"}]}', "k3"),
+        (["fp8-cache"], "fp8_cache/x.json", "{}", "rows"),
+        (["parity", "--report"], "parity/cpu.json", "{}", "hardware"),
+        (["replay", "report"], "replay/x.json", "{}", "sampler"),
+        (["mismatch"], "probes/x.json", '{"formats": []}', "is_untrained"),
+        (["claims"], "bench/jet_rl_7b_h200.json", "{}", "size"),
+    ],
+)
+def test_a_record_that_lacks_a_key_is_named(
+    words: list[str], file: str, text: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir()
+    path.write_text(text, encoding="utf-8")
+    assert main([*words, "--results", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lowbit: error: {path}: {key} is missing")
+
+
 def test_every_command_says_whether_it_makes_its_results_folder() -> None:
     makes = {"base", "doctor", "paper", "probe", "run", "sweep"}
     both = {"eval", "fp8-cache", "layers", "parity", "passport", "replay", "results", "search", "throughput"}

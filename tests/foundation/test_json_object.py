@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,21 @@ def test_another_file_is_named(data: bytes, expected: str, tmp_path: Path) -> No
         read_json_object(path)
 
 
+def test_a_key_that_an_object_lacks_is_named_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"rows": [{"k3": 1.5}]}', encoding="utf-8")
+    found = read_json_object(path, "measure again")
+    assert found["rows"][0]["k3"] == 1.5 and found.get("name") is None and "name" not in found
+    for one, key in ((found, "name"), (found["rows"][0], "lost")):
+        with pytest.raises(ValueError, match=rf"^{path}: {key} is missing; measure again$"):
+            one[key]
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^cannot read .*gone.json: No such file or directory$"):
         read_json_object(tmp_path / "gone.json")
     with pytest.raises(ValueError, match=r"^cannot read .*: Is a directory$"):
         read_json_object(tmp_path)
+    with pytest.raises(ValueError, match=r"gone.json: No such file or directory; measure it$"):
+        read_json_object(tmp_path / "gone.json", "measure it")

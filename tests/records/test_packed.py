@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from harness.foundation.provenance import ROOT
-from harness.records.packed import COLUMNS, make_available, pack, unpack
+from harness.records.packed import COLUMNS, RECORDS, make_available, pack, read_packed, unpack
 from harness.records.run_result import RunResult, read_result, read_results, read_series, write_result
 from harness.records.statuses import TO_RUN_AGAIN
 from tests.result_factory import result
@@ -130,6 +131,11 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "packed" / "torn.zip").write_bytes(b"PK not a zip")
     with pytest.raises(ValueError, match=r"torn\.zip: not a packed sweep"):
         unpack(tmp_path)
+    path = tmp_path / "packed" / "other.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(RECORDS, '{"run_id": "a", "more": 1}\n')
+    with pytest.raises(ValueError, match=rf"^{path}: not a packed sweep: unknown key more$"):
+        read_packed(path)
 
 
 def test_reading_series_leaves_no_thread_behind(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_corrupt_files_are_named_with_a_reason(tmp_path: Path) -> None:
         "bare.json",
         "torn.parquet",
     }
-    assert "Invalid JSON" in lines["cut.json"]
+    assert "invalid JSON" in lines["cut.json"]
     assert good.run_id in lines["other.json"] and "'other'" in lines["other.json"]
     assert "cause" in lines["key.json"]
     assert "without a reason" in lines["quiet.json"]

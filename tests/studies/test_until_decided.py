@@ -247,7 +247,7 @@ def test_a_sweep_like_another_has_its_rule(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_record_of_looks_is_named(tmp_path: Path) -> None:
     (tmp_path / "looks").mkdir()
-    for text, said in (("{}", "sweep: Field required"), ("{", "Invalid JSON: EOF")):
+    for text, said in (("{}", "sweep is missing"), ("{", "invalid JSON: EOF")):
         (tmp_path / "looks" / "test.json").write_text(text)
         with pytest.raises(ValueError, match=rf"test\.json: no record of looks: {said}"):
             level_of(tmp_path, "test")

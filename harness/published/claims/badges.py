@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from harness.published.claims.kinds import Expect
 
@@ -27,10 +27,7 @@ Badge = Literal[
     "supported", "direction supported", "undecided", "contradicted in its own domain", "out of domain",
     "not testable here",
 ]  # fmt: skip
-BADGES: tuple[Badge, ...] = (
-    "supported", "direction supported", "undecided", "contradicted in its own domain", "out of domain",
-    "not testable here",
-)  # fmt: skip
+BADGES: tuple[Badge, ...] = get_args(Badge)
 """In the order of the summary."""
 
 

@@ -19,7 +19,6 @@ from harness.published.claims.badges import Outcome, is_equal, judge
 from harness.published.claims.evidence import (
     Evidence,
     grouped,
-    has_moved,
     numbers,
     pair_of,
     select,
@@ -47,6 +46,7 @@ from harness.published.claims.speed import Map, answer, compared_words
 from harness.published.claims.update import Seconds, factor_of
 from harness.records import stats
 from harness.records.run_result import Pair
+from harness.report.scores import has_moved
 
 OF_BASE = ("model.", "task.", "base.")
 """Beginnings of the names of the settings that a base follows from."""

@@ -21,7 +21,7 @@ from harness.records.folder import load_series, read_place
 from harness.records.looks import level_of
 from harness.records.packed import read_packed_series
 from harness.records.paths import packed_path, runs_folder
-from harness.records.run_result import SUMMARY, Base, EvalRecord, Pair, RunResult
+from harness.records.run_result import SUMMARY, Base, Pair, RunResult, accuracies
 from harness.records.statuses import FINISHED
 from harness.report.scores import answers
 
@@ -63,15 +63,12 @@ def _load(results: Path, sweep: str, columns: Sequence[str]) -> Evidence:
 
 def in_arms(runs: Sequence[RunResult]) -> tuple[tuple[Settings, tuple[RunResult, ...]], ...]:
     """The scored runs by their setting."""
-    settings: dict[str, Settings] = {}
-    found: dict[str, list[RunResult]] = {}
+    found: dict[str, tuple[Settings, list[RunResult]]] = {}
     for run in runs:
         if run.status in FINISHED:
             own = setting(run)
-            key = json.dumps(own, sort_keys=True)
-            settings[key] = own
-            found.setdefault(key, []).append(run)
-    return tuple((settings[key], tuple(group)) for key, group in found.items())
+            found.setdefault(json.dumps(own, sort_keys=True), (own, []))[1].append(run)
+    return tuple((own, tuple(group)) for own, group in found.values())
 
 
 def select(evidence: Evidence, wanted: Settings) -> Sequence[RunResult]:
@@ -156,7 +153,7 @@ def _score(run: RunResult, metric: str) -> float:
     if kind == "reward":
         reward = 0.0 if run.status == "diverged" else run.summary.get("reward_last")
         return math.nan if reward is None else reward
-    base = next((r.accuracy for r in _before(run, site) if r.accuracy is not None), math.nan)
+    base = next((value for step, value in accuracies(run.evals, site) if step == 0), math.nan)
     if kind == "base_accuracy":
         return base
     after = answers(run, site)
@@ -165,14 +162,3 @@ def _score(run: RunResult, metric: str) -> float:
     if kind == "auc":
         return float(after.mean())
     return float(after[-1].mean()) - (base if kind == "gain" else 0.0)
-
-
-def has_moved(run: RunResult, site: str) -> bool:
-    """Did an evaluation after the start differ in any answer? True where nothing was evaluated at the start."""
-    before, after = _before(run, site), answers(run, site)
-    start = [float(value) for value in before[0].correct] if before else []
-    return len(start) != after.shape[1] or bool((after != start).any())
-
-
-def _before(run: RunResult, site: str) -> list[EvalRecord]:
-    return [record for record in run.evals if record.site == site and record.step == 0]

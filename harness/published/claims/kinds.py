@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from harness.records import stats
 from harness.studies.throughput.factors import MapPoint
 
 Expect = Literal["above", "below", "equal", "not_below", "not_above"]
 Reduce = Literal["mean", "median", "max", "min", "first", "last"]
+Positive = Annotated[float, Field(gt=0)]
+Margin = Annotated[float, Field(gt=1)]
+"""A factor."""
 Settings = dict[str, Any]
 """Dotted config name -> value; `precision`, `model` and `task` stand for their names."""
 ALIASES = {"precision": "precision.name", "model": "model.name", "task": "task.name"}
@@ -69,17 +72,16 @@ class Ratio(_OfRuns):
     """a over b."""
 
     b: Settings
-    threshold: float = 1.0
-    margin: float = 1.05
-    """A factor."""
+    threshold: Positive = 1.0
+    margin: Margin = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth(_OfRuns):
     """Last fifth over first fifth of the steps."""
 
-    threshold: float = 1.0
-    margin: float = 1.05
+    threshold: Positive = 1.0
+    margin: Margin = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +117,21 @@ class Replay(_Test):
     """Another arm of the same context; decided where the two intervals do not overlap."""
     margin: float = 0.0
 
+    def __post_init__(self) -> None:
+        if (self.threshold is None) == (self.against is None):
+            raise ValueError("a replay test needs one of threshold and against")
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Factor(_Test):
     claimed: tuple[float, float] | None = None
     """The factor that the source reports, lowest and highest; the badge does not depend on it."""
-    threshold: float = 1.0
-    margin: float = 1.05
-    """A factor."""
+    threshold: Positive = 1.0
+    margin: Margin = 1.05
+
+    def __post_init__(self) -> None:
+        if self.claimed is not None and not 0 < self.claimed[0] <= self.claimed[1]:
+            raise ValueError(f"claimed={list(self.claimed)}: two rising factors above 0 are expected")
 
 
 @dataclass(frozen=True, kw_only=True)

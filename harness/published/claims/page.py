@@ -311,7 +311,7 @@ def terminal(judged: Sequence[Judged]) -> str:
             f"{one.claim.id:<{width}}  {one.badge:<{room}}  {shown(first.test, first.estimate):<33}  {why}".rstrip()
         )
     found = counts([one.badge for one in judged])
-    return "\n".join([*lines, f"{len(judged)} claims: " + ", ".join(f"{found[b]} {b}" for b in BADGES if b in found)])
+    return "\n".join([*lines, f"{len(judged)} claims: " + ", ".join(f"{count} {b}" for b, count in found.items())])
 
 
 def detailed(one: Judged) -> str:

@@ -24,7 +24,6 @@ from harness.published.claims.kinds import (
     Growth,
     NotTestable,
     OfRuns,
-    Ratio,
     Replay,
     Settings,
     Speed,
@@ -128,15 +127,11 @@ def _test(values: dict[str, Any], sweeps: Path) -> Test:
     if kind not in KINDS:
         raise ValueError(f"test kind={kind}: unknown; {nearest(str(kind), KINDS)}")
     test: Test = parse(KINDS[kind], {key: value for key, value in values.items() if key != "kind"})
-    if isinstance(test, Replay):
-        if (test.threshold is None) == (test.against is None):
-            raise ValueError("a replay test needs one of threshold and against")
-    elif isinstance(test, Speed):
+    if isinstance(test, Speed):
         _check_speed(test, sweeps)
     elif isinstance(test, Update):
-        _check_factor(test)
         _check_precision("precision", test.precision)
-    elif not isinstance(test, NotTestable):
+    elif not isinstance(test, Replay | NotTestable):
         _check_runs(test, sweeps)
     return test
 
@@ -154,14 +149,6 @@ def _check_speed(test: Speed, sweeps: Path) -> None:
             raise ValueError(f"length={length}: not among {list(sweep.lengths)} of {test.sweep}")
     if test.batch is not None and test.batch not in sweep.batches:
         raise ValueError(f"batch={test.batch}: not among {list(sweep.batches)} of {test.sweep}")
-    _check_factor(test)
-
-
-def _check_factor(test: Speed | Update) -> None:
-    if test.threshold <= 0 or test.margin <= 1:
-        raise ValueError(f"threshold={test.threshold} margin={test.margin}: a ratio needs them above 0 and above 1")
-    if test.claimed is not None and not 0 < test.claimed[0] <= test.claimed[1]:
-        raise ValueError(f"claimed={list(test.claimed)}: two rising factors above 0 are expected")
 
 
 def _check_runs(test: OfRuns, sweeps: Path) -> None:
@@ -173,8 +160,6 @@ def _check_runs(test: OfRuns, sweeps: Path) -> None:
         raise ValueError(f"metric={test.metric}: unknown; {nearest(test.metric, metrics)}")
     if isinstance(test, Growth) and test.metric not in METRICS:
         raise ValueError(f"metric={test.metric}: growth needs a metric of every step; {nearest(test.metric, METRICS)}")
-    if isinstance(test, Ratio | Growth) and (test.threshold <= 0 or test.margin <= 1):
-        raise ValueError(f"threshold={test.threshold} margin={test.margin}: a ratio needs them above 0 and above 1")
     for settings in (test.a, getattr(test, "b", None) or {}, test.where):
         _check_settings(settings)
     if isinstance(test, Trend):

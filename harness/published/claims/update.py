@@ -14,20 +14,16 @@ Seconds = Mapping[str, float]
 
 
 def seconds_of(tests: Iterable[Test], results: Path) -> dict[str, Seconds]:
-    """File -> its options, for every update test whose file there is. Raises ValueError for one that is damaged, or of
-    another size than the test says."""
+    """File -> its options, for every update test whose file there is. Raises ValueError for one that is damaged, lacks
+    a key, or is of another size than the test says."""
     found: dict[str, Seconds] = {}
     for test in tests:
         if not isinstance(test, Update) or not (path := bench_folder(results) / test.file).is_file():
             continue
         record = read_json(path)
-        try:
-            found[test.file] = {row["option"]: float(row["s"]) for row in record["rows"] if "s" in row}
-            size = record["size"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: not a record of `bench long_sequences`: {error!r}") from error
-        if size != test.size:
-            raise ValueError(f"{path}: size={size}; the test says size={test.size}")
+        if record["size"] != test.size:
+            raise ValueError(f"{path}: size={record['size']}; the test says size={test.size}")
+        found[test.file] = {row["option"]: row["s"] for row in record["rows"] if "s" in row}
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from harness.records.run_result import Pair
-from harness.records.stats import DELTA, Verdict, contrast, verdict
+from harness.records.stats import Verdict, contrast, verdict
 
 Values = Mapping[Pair, float]
 NOISE = 1e-6
@@ -70,9 +70,9 @@ def ratio(values: Values, control: Values) -> Estimate:
     return Estimate(value=math.exp(found.value), low=math.exp(found.low), high=math.exp(found.high), seeds=found.seeds)
 
 
-def called(estimate: Estimate, delta: float = DELTA) -> Verdict:
+def called(estimate: Estimate) -> Verdict:
     """The verdict on one difference of accuracies, unadjusted: a figure shows each by itself."""
-    return verdict(estimate.low, estimate.high, delta)
+    return verdict(estimate.low, estimate.high)
 
 
 def _logs(values: Values) -> dict[Pair, float]:

@@ -59,8 +59,8 @@ def _figure(panels: dict[str, list[Arm]], rows: Series) -> Figure:
         axes[0, 0].set_ylabel("clipped tokens")
         axes[0, 0].set_ylim(bottom=0)
         axes[1, 0].set_xlim(left=0)
-        names = dict.fromkeys(arm.method for inside in panels.values() for arm in inside)
-        legend(figure, {name: METHODS[name] for name in names}, marked=False)
+        methods = [arm.method for inside in panels.values() for arm in inside]
+        legend(figure, {name: METHODS[name] for name in methods}, marked=False)
         note(
             figure,
             "Four updates per batch, so that ratios leave 1. Rows: mean over training, 95 % intervals over seeds.",

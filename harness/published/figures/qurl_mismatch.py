@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.published.figures.drawn import Drawn
-from harness.published.figures.estimates import geometric, ratio
+from harness.published.figures.estimates import Estimate, geometric, ratio
 from harness.published.figures.marks import METHODS, note
 from harness.published.figures.records import Found, arm, in_panels, load, over_steps, series
 from harness.records.arms import Arm, scored
@@ -66,7 +65,7 @@ def draw(results: Path) -> Drawn:
         {"panel": name, "method": arm.method, "seeds": len(arm.runs)}
         | geometric(over_steps(arm, rows, KL, FIRST)).cells("k3 first 10")
         | geometric(over_steps(arm, rows, KL, LAST)).cells("k3 last 10")
-        | ratio(over_steps(arm, rows, KL, LAST), over_steps(arm, rows, KL, FIRST)).cells("growth")
+        | _growth(arm, rows).cells("growth")
         | geometric(over_steps(arm, rows, LARGEST, LAST)).cells("largest |d| last 10, nats")
         for name, inside in panels.items()
         for arm in inside
@@ -88,8 +87,8 @@ def _figure(panels: dict[str, list[Arm]], rows: Series) -> Figure:
             axes[1, column].set_xlabel("policy step")
         axes[0, 0].set_ylabel("k3, nats per token")
         axes[1, 0].set_ylabel("largest |log ratio|, nats")
-        names = dict.fromkeys(arm.method for inside in panels.values() for arm in inside)
-        legend(figure, {name: METHODS[name] for name in names}, marked=False)
+        methods = [arm.method for inside in panels.values() for arm in inside]
+        legend(figure, {name: METHODS[name] for name in methods}, marked=False)
         note(
             figure,
             "Median of seeds, all seeds as a band; running means of 5 steps. Digits: 0.2M parameters; words: 10M, "
@@ -100,9 +99,8 @@ def _figure(panels: dict[str, list[Arm]], rows: Series) -> Figure:
 
 def _says(panels: dict[str, list[Arm]], rows: Series) -> tuple[str, ...]:
     lines: list[str] = []
-    growth = partial(_growth, rows=rows)
     for name, inside in panels.items():
-        by_method = {arm.method: growth(arm) for arm in inside if arm.method != METHODS_SHOWN[0]}
+        by_method = {arm.method: _growth(arm, rows) for arm in inside if arm.method != METHODS_SHOWN[0]}
         lines.append(
             f"{name}: from the first to the last ten steps the mismatch is multiplied by "
             + "; ".join(f"{estimate} ({method})" for method, estimate in by_method.items())
@@ -111,5 +109,5 @@ def _says(panels: dict[str, list[Arm]], rows: Series) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _growth(arm: Arm, rows: Series) -> Any:
+def _growth(arm: Arm, rows: Series) -> Estimate:
     return ratio(over_steps(arm, rows, KL, LAST), over_steps(arm, rows, KL, FIRST))

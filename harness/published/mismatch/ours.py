@@ -89,7 +89,7 @@ def of_sweep(results: Path, name: str) -> list[Measured]:
     """The uncorrected runs of a packed sweep that took a step."""
     path = packed_path(results, name)
     series = read_packed_series(path, (K3, ENTROPY, LENGTH, *PROFILES))
-    runs = [run for run in read_packed(path) if run.method is not None and run.config["method"] in PLAIN]
+    runs = [run for run in read_packed(path) if run.config["method"] in PLAIN]
     return [_of_run(run, name, columns) for run in runs if (columns := series.get(run.run_id)) and _is_there(columns)]
 
 

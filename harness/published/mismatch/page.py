@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+
+import pandas as pd
 
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.span import span
@@ -176,15 +176,10 @@ def page(found: Sequence[Measured], values: Sequence[Published]) -> str:
 
 def as_csv(rows: Sequence[Row]) -> str:
     """Ours as CSV, numbers unrounded."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    names = ("task", "n", "length", "parameters", "spread", "engine", "format", "k3", "k3_low", "k3_high", "entropy",
-             "certain_share", "num_bases", "num_records")  # fmt: skip
-    writer.writerow((*names, "sources"))
-    for row in rows:
-        writer.writerow([*("" if isinstance(x := getattr(row, name), float) and math.isnan(x) else x for name in names),
-                         " ".join(source.replace(" ", ":") for source in row.sources)])  # fmt: skip
-    return out.getvalue()
+    names = ["task", "n", "length", "parameters", "spread", "engine", "format", "k3", "k3_low", "k3_high", "entropy",
+             "certain_share", "num_bases", "num_records", "sources"]  # fmt: skip
+    values = [vars(row) | {"sources": " ".join(s.replace(" ", ":") for s in row.sources)} for row in rows]
+    return pd.DataFrame(values, columns=names, dtype=object).to_csv(index=False)
 
 
 def write(found: Sequence[Measured], values: Sequence[Published], tables: Path, figures: Path) -> list[Path]:

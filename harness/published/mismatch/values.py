@@ -4,48 +4,48 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal
 
-from harness.config.load import read_yaml
+from pydantic import ConfigDict, Field
+
+from harness.config.load import parse, read_yaml
 
 VALUES = Path(__file__).with_name("values.yaml")
-Unit = Literal["token", "sequence", "ratio"]
-Read = Literal["text", "code", "docs", "notes"]
+Words = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
     """One value, or a range."""
 
-    model: str
-    formats: tuple[str, ...]
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    model: Words
+    formats: Annotated[tuple[str, ...], Field(min_length=1)]
     """Our formats that it is held beside."""
-    unit: Unit
+    unit: Literal["token", "sequence", "ratio"]
     """token: KL a token, nats; sequence: KL of an answer, nats; ratio: over BF16's own."""
-    low: float
+    low: Annotated[float, Field(ge=0)]
     high: float
-    source: str
-    place: str
-    read: Read
+    source: Words
+    place: Words
+    read: Literal["text", "code", "docs", "notes"]
     parameters: float | None = None
 
     def __post_init__(self) -> None:
-        if self.unit not in get_args(Unit) or self.read not in get_args(Read):
-            raise ValueError(f"{self.source}: unit {self.unit!r} or read {self.read!r} is unknown")
-        if not 0 <= self.low <= self.high or not self.formats or not self.source or not self.place:
-            raise ValueError(
-                f"{self.source}: {self.low} to {self.high} of {self.formats} at {self.place!r} is no value"
-            )
+        if self.low > self.high:
+            raise ValueError(f"low={self.low}: more than high={self.high}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    values: list[Published]
 
 
 def read_values(path: Path = VALUES) -> list[Published]:
     """The values of the file, in its order. Raises ValueError naming a row that is none."""
-    rows: Any = read_yaml(path).get("values", ())
-    found: list[Published] = []
-    for number, row in enumerate(rows):
-        try:
-            numbers = {name: float(row[name]) for name in ("low", "high", "parameters") if name in row}
-            found.append(Published(**{**row, **numbers, "formats": tuple(row["formats"])}))
-        except (TypeError, KeyError, ValueError) as error:
-            raise ValueError(f"{path}: row {number}: {error}") from None
-    return found
+    found = read_yaml(path)
+    try:
+        return parse(_File, found).values
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

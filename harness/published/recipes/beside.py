@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -49,7 +50,8 @@ def measured(run: RunResult, ours: str, folder: Path) -> float | None:
     """Our measure of a run, 0 to 1: `peak`, the best training accuracy of a step, or `TASK SCORE`, a score of its last
     evaluation on a task in the reference precision, `avg` at whatever k it had. None where the run has none."""
     if ours == "peak":
-        return max(value for value in read_series(folder, run.run_id)["reward/accuracy"] if value is not None)
+        column = read_series(folder, run.run_id, ["reward/accuracy"]).get("reward/accuracy", [])
+        return max((value for value in column if math.isfinite(value)), default=None)
     task, _, score = ours.partition(" ")
     found = [e for e in run.evaluations if e.task == task and e.site == "reference" and e.error is None]
     scores = max(found, key=lambda e: e.step).scores if found else {}

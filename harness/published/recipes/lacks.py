@@ -7,12 +7,11 @@ import importlib.util
 import torch
 
 from harness.config.load import load, split_launch
+from harness.foundation.clock import GIB
 from harness.published.recipes.recipe import Recipe
 from harness.run.checks import check
 from harness.sweep.planning import with_default_precision
 from harness.sweep.preview import STATE_BYTES
-
-GIB = 2**30
 
 
 def of_machine(recipe: Recipe, asked: int | None = None) -> list[str]:

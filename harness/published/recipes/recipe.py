@@ -132,14 +132,17 @@ class Recipe:
     @property
     def hardware(self) -> tuple[int, int]:
         """(nodes, GPUs of each) that a run takes: those of the publication under verl, else one GPU."""
-        trainers = [settings["trainer"] for settings in self.settings.values() if "trainer" in settings]
-        return (self.scale.nodes, self.scale.gpus) if trainers == ["verl"] else (1, 1)
+        return (self.scale.nodes, self.scale.gpus) if self.values.get("trainer") == "verl" else (1, 1)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Override key -> value, whatever its mark."""
+        return {key: value for settings in self.settings.values() for key, value in settings.items()}
 
     def overrides(self) -> list[str]:
         """Every setting as an override; choices of groups first, for they bring values of their own."""
-        values = {key: value for settings in self.settings.values() for key, value in settings.items()}
-        ordered = sorted(values, key=lambda key: "." in key)
-        return [f"{key}={quoted(values[key])}" for key in ordered]
+        ordered = sorted(self.values.items(), key=lambda item: "." in item[0])
+        return [f"{key}={quoted(value)}" for key, value in ordered]
 
 
 def recipe_names(folder: Path = PAPERS) -> list[str]:
@@ -152,8 +155,9 @@ def read_recipe(name: str, folder: Path = PAPERS) -> Recipe:
     path = folder / f"{name}.yaml"
     if not path.is_file():
         raise ValueError(f"paper {name!r} not found; {nearest(name, recipe_names(folder))}")
+    values = read_yaml(path)
     try:
-        return parse(Recipe, {"name": path.stem} | read_yaml(path))
+        return parse(Recipe, {"name": path.stem} | values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

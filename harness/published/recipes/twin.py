@@ -95,7 +95,7 @@ def twin(recipe: Recipe, folder: Path) -> dict[str, Sweep]:
 
 def sizes(recipe: Recipe) -> list[str]:
     """Overrides that make a recipe one of seconds on a CPU."""
-    set_ = {key: value for settings in recipe.settings.values() for key, value in settings.items()}
+    own = recipe.values
     small: dict[str, Any] = {
         "engine": "embedded", "trainer": "local", "trainer.device": "cpu", "trainer.steps": 2, "trainer.eval_every": 2,
         "algo.num_prompts": 4, "algo.group_size": 4, "engine.max_new_tokens": 16, "engine.max_batch": 64,
@@ -104,9 +104,9 @@ def sizes(recipe: Recipe) -> list[str]:
     shrunk = {
         "algo.gen_prompts": 8, "algo.overlong_buffer": 4, "engine.max_model_len": None, "engine.max_num_seqs": None,
         "model.max_positions": None,
-        "task.options.max_prompt_tokens": 500, "algo.num_minibatches": min(2, int(set_.get("algo.num_minibatches", 1))),
+        "task.options.max_prompt_tokens": 500, "algo.num_minibatches": min(2, int(own.get("algo.num_minibatches", 1))),
     }  # fmt: skip
-    small |= {key: value for key, value in shrunk.items() if key in set_}
+    small |= {key: value for key, value in shrunk.items() if key in own}
     return [f"{key}={quoted(value)}" for key, value in small.items()]
 
 

@@ -66,9 +66,9 @@ from harness.records.stats.verdicts import (
     DELTA,
     MIN_SEEDS,
     Verdict,
-    false_discovery,
     further_seeds,
     holm,
+    step_up,
     verdict,
 )
 
@@ -77,8 +77,8 @@ __all__ = [
     "BaseDifference", "Components", "Contrast", "Crossed", "Decision", "Difference", "Draws", "Fall", "Floats",
     "Improvement", "Judged", "Key", "LogRank", "Noise", "OnBase", "Outcome", "Outcomes", "Prior", "Rate", "Step",
     "Strata", "Verdict", "bootstrap", "chance_to_decide", "collapse_rate", "components", "contrast", "crossed",
-    "crossing_chance", "decide", "difference", "fall", "false_discovery", "fit_prior", "further_seeds", "has_signal",
+    "crossing_chance", "decide", "difference", "fall", "fit_prior", "further_seeds", "has_signal",
     "holm", "improvement", "iqm", "is_collapsed", "is_decided", "judge", "kind", "level_per_look", "log_rank",
     "mcnemar", "mean", "mean_interval", "moderated", "next_step", "on_bases", "outcome", "paired", "percentiles",
-    "rate", "resample", "run_noise", "sign_flip_p", "sign_test_p", "verdict", "won",
+    "rate", "resample", "run_noise", "sign_flip_p", "sign_test_p", "step_up", "verdict", "won",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from scipy import stats as distributions
 
 from harness.records.stats.intervals import LEVEL, Floats
 from harness.records.stats.moderation import Prior, fit_prior, moderated
-from harness.records.stats.verdicts import DELTA, Verdict, false_discovery
+from harness.records.stats.verdicts import DELTA, Verdict, step_up
 
 ALPHA = 0.033
 """Level of the step-up over the arms of a setting."""
@@ -82,9 +82,7 @@ def decide(contrasts: Sequence[Contrast], alpha: float = ALPHA) -> list[Decision
     p = np.where(is_known, 2 * distributions.t.sf(t_zero, freedom), math.nan)
     p_equal = np.where(is_known, distributions.t.sf(t_equal, freedom), math.nan)
     p_decision = np.minimum(p, 2 * p_equal).clip(max=1.0)
-    adjusted = np.array(false_discovery(list(p_decision)))
-    num_decided, family = int(np.sum(adjusted <= alpha)), int(is_known.sum())
-    level = 1 - alpha * max(num_decided, 1) / max(family, 1)
+    adjusted, level = step_up(p_decision, alpha)
     halves = distributions.t.ppf(0.5 + level / 2, freedom) * errors
     found: list[Decision] = []
     for i in range(len(contrasts)):

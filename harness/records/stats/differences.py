@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from scipy import stats as distributions
 from scipy.special import stdtr, stdtrit
 
-from harness.records.stats.intervals import LEVEL, Floats
+from harness.records.stats.intervals import LEVEL, Floats, mean_squares
 
 Key = TypeVar("Key", bound=Hashable)
 MAX_EXACT = 16
@@ -47,13 +46,15 @@ def paired(arm: Mapping[Key, float], control: Mapping[Key, float]) -> Difference
     if n < 2:
         return Difference(num_pairs=n, mean=float(d[0]) if n else nan, sd=nan, low=nan, high=nan, p=nan)
     center, sd = float(d.mean()), float(d.std(ddof=1))
-    error = sd / math.sqrt(n)
-    half = float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * error
-    if error > 0:
-        p = 2 * float(stdtr(n - 1, -abs(center) / error))
-    else:
-        p = 0.0 if center else 1.0
-    return Difference(num_pairs=n, mean=center, sd=sd, low=center - half, high=center + half, p=p)
+    low, high, p = _student(center, sd / math.sqrt(n), n - 1)
+    return Difference(num_pairs=n, mean=center, sd=sd, low=low, high=high, p=p)
+
+
+def _student(center: float, error: float, df: int) -> tuple[float, float, float]:
+    """(low, high, two-sided p) of Student's t for a mean with its standard error."""
+    half = float(stdtrit(df, 0.5 + LEVEL / 2)) * error
+    p = 2 * float(stdtr(df, -abs(center) / error)) if error > 0 else float(center == 0)
+    return center - half, center + half, p
 
 
 def exchanges(n: int) -> np.ndarray:
@@ -77,8 +78,13 @@ def sign_test_p(differences: Sequence[float]) -> float:
     Zeros are left out (Dixon and Mood, J. Am. Stat. Assoc. 41, 1946). It asks for the direction alone: a few
     differences that are far larger than the others, which widen every interval around a mean, do not matter.
     """
-    signs = [gap < 0 for gap in differences if gap != 0]
-    return float(distributions.binomtest(sum(signs), len(signs)).pvalue) if signs else 1.0
+    return _fair_p(sum(gap < 0 for gap in differences), sum(gap > 0 for gap in differences))
+
+
+def _fair_p(losses: int, wins: int) -> float:
+    """Two-sided p of so many wins and losses if both are equally likely; 1 without any. scipy's is 0 below 1e-270."""
+    total = losses + wins
+    return min(1.0, 2 * sum(math.comb(total, k) for k in range(min(losses, wins) + 1)) / 2**total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,22 +115,8 @@ def crossed(arm: Floats, control: Floats) -> Crossed:
         return Crossed(mean=center, low=nan, high=nan, p=nan, df=0)
     variance, freedom = crossed_variance(d)
     df = min(MAX_DF, max(1, math.floor(freedom + 1e-9)))
-    error = math.sqrt(variance)
-    half = float(stdtrit(df, 0.5 + LEVEL / 2)) * error
-    p = 2 * float(stdtr(df, -abs(center) / error)) if error > 0 else float(center == 0)
-    return Crossed(mean=center, low=center - half, high=center + half, p=p, df=df)
-
-
-def mean_squares(values: Floats) -> tuple[float, float, float]:
-    """(rows, columns, rest) of a two-way analysis of variance without replication; `values` is [S, Q], both >= 2."""
-    size, width = values.shape
-    of_rows, of_columns = values.mean(axis=1), values.mean(axis=0)
-    rest = values - of_rows[:, None] - of_columns + values.mean()
-    return (
-        width * float(of_rows.var(ddof=1)),
-        size * float(of_columns.var(ddof=1)),
-        float(np.sum(rest**2)) / ((size - 1) * (width - 1)),
-    )
+    low, high, p = _student(center, math.sqrt(variance), df)
+    return Crossed(mean=center, low=low, high=high, p=p, df=df)
 
 
 def crossed_variance(values: Floats) -> tuple[float, float]:
@@ -158,14 +150,4 @@ def mcnemar(arm: Floats, control: Floats) -> Answers:
     calls far more than 5 % of equal methods different: it is no verdict on a method.
     """
     wins, losses = int(np.sum(arm > control)), int(np.sum(arm < control))
-    return Answers(wins=wins, losses=losses, p=_binomial_p(wins, losses))
-
-
-def _binomial_p(wins: int, losses: int) -> float:
-    """Two-sided p of so many wins in wins + losses fair throws."""
-    total = wins + losses
-    term = tail = 1
-    for k in range(1, min(wins, losses) + 1):
-        term = term * (total - k + 1) // k
-        tail += term
-    return min(1.0, 2 * tail / 2**total)
+    return Answers(wins=wins, losses=losses, p=_fair_p(losses, wins))

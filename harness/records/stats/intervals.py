@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
-from scipy.stats import t as student
+from scipy.stats import trim_mean
 
 Floats = NDArray[np.float64]
 LEVEL = 0.95
@@ -24,9 +24,7 @@ def iqm(values: Floats, axis: int = -1) -> Floats:
 
     With fewer than 4 values it is the mean.
     """
-    ordered = np.sort(values, axis=axis)
-    size = ordered.shape[axis]
-    return np.take(ordered, range(size // 4, size - size // 4), axis=axis).mean(axis=axis)
+    return trim_mean(values, 0.25, axis=axis)
 
 
 def mean(values: Floats, axis: int = -1) -> Floats:
@@ -85,7 +83,7 @@ def mean_interval(values: Floats, clusters: Sequence[str], level: float = LEVEL)
     centre, own = float(values.mean()), np.array(clusters)
     sums = np.array([(values[own == name] - centre).sum() for name in names])
     error = math.sqrt(len(names) / (len(names) - 1) * float((sums**2).sum())) / len(values)
-    width = float(student.ppf(0.5 + level / 2, len(names) - 1)) * error
+    width = float(stdtrit(len(names) - 1, 0.5 + level / 2)) * error
     return centre - width, centre + width
 
 
@@ -98,17 +96,25 @@ def percentiles(draws: Floats) -> tuple[float, float]:
     return float(known[int(tail * len(known))]), float(known[int((1 - tail) * len(known))])
 
 
+def mean_squares(values: Floats) -> tuple[float, float, float]:
+    """(rows, columns, rest) of a two-way analysis of variance without replication; `values` is [S, Q], both >= 2."""
+    size, width = values.shape
+    of_rows, of_columns = values.mean(axis=1), values.mean(axis=0)
+    rest = values - of_rows[:, None] - of_columns + values.mean()
+    return (
+        width * float(of_rows.var(ddof=1)),
+        size * float(of_columns.var(ddof=1)),
+        float(np.sum(rest**2)) / ((size - 1) * (width - 1)),
+    )
+
+
 def _question_share(scores: Floats) -> float:
     """Root of the part of the variance between question means that is not answer noise; 1 for a single seed.
 
     The noise is in the spread of the seeds already and must not count twice. Two-way analysis of variance without
     replication: 1 - MS(residual) / MS(questions).
     """
-    size, num_questions = scores.shape
-    if size < 2 or num_questions < 2:
+    if min(scores.shape) < 2:
         return 1.0
-    of_questions = scores.mean(axis=0)
-    residual = scores - of_questions - scores.mean(axis=1, keepdims=True) + scores.mean()
-    ms_residual = np.sum(residual**2) / ((size - 1) * (num_questions - 1))
-    ms_questions = size * of_questions.var(ddof=1)
+    _, ms_questions, ms_residual = mean_squares(scores)
     return math.sqrt(max(0.0, 1 - ms_residual / ms_questions)) if ms_questions > 0 else 0.0

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy import special
+from scipy import optimize, special
 from scipy import stats as distributions
 
 from harness.records.stats.intervals import Floats
@@ -76,13 +77,6 @@ def moderated(variances: Floats, df: Floats, prior: Prior) -> tuple[Floats, Floa
 
 
 def inverse_trigamma(value: float) -> float:
-    """The y > 0 with trigamma(y) == value > 0, by Newton's method on 1 / trigamma (Smyth 2004, appendix)."""
-    assert value > 0
-    y = 0.5 + 1 / value
-    for _ in range(60):
-        at = float(special.polygamma(1, y))
-        step = at * (1 - at / value) / float(special.polygamma(2, y))
-        y += step
-        if abs(step) < 1e-12 * y:
-            break
-    return y
+    """The y > 0 with trigamma(y) == value > 0; it lies between 1 / value and 1 / value + 0.5."""
+    found: Any = optimize.brentq(lambda y: special.polygamma(1, y) - value, 0.5 / value, 2 / value + 0.5)
+    return float(found)

@@ -54,16 +54,15 @@ class Judged:
     decision: Decision | None
 
 
-def outcome(curve: Sequence[float], start: float, has_diverged: bool = False, is_frozen: bool | None = None) -> Outcome:
-    """A run from its evaluations after the start. `is_frozen` says that not one answer changed; else accuracies tell.
+def outcome(curve: Sequence[float], start: float, has_diverged: bool = False, is_frozen: bool = False) -> Outcome:
+    """A run from its evaluations after the start. `is_frozen`: not one answer changed.
 
     Raises ValueError for no evaluation.
     """
     if not curve:
         raise ValueError("curve=[]: an outcome needs an evaluation after the start")
-    frozen = all(value == start for value in curve) if is_frozen is None else is_frozen
     return Outcome(
-        value=sum(curve) / len(curve), start=start, end=curve[-1], has_moved=not frozen, has_diverged=has_diverged
+        value=sum(curve) / len(curve), start=start, end=curve[-1], has_moved=not is_frozen, has_diverged=has_diverged
     )
 
 

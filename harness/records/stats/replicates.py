@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from harness.records.stats.decisions import Contrast
-from harness.records.stats.differences import crossed_variance, mean_squares
-from harness.records.stats.intervals import Floats
+from harness.records.stats.differences import crossed_variance
+from harness.records.stats.intervals import Floats, mean_squares
 
 Value = TypeVar("Value")
 Key = tuple[Any, Any]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from scipy import stats as distributions
@@ -24,10 +24,10 @@ from scipy import stats as distributions
 from harness.records.stats.decisions import ALPHA
 from harness.records.stats.outcomes import Outcome, Outcomes
 from harness.records.stats.replicates import by_base, pooled_variance
-from harness.records.stats.verdicts import DELTA, false_discovery
+from harness.records.stats.verdicts import DELTA, step_up
 
 OnBase = Literal["lower", "higher", "equal", "open", "collapsed"]
-ON_BASE: tuple[OnBase, ...] = ("lower", "higher", "equal", "open", "collapsed")
+ON_BASE: tuple[OnBase, ...] = get_args(OnBase)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +86,7 @@ def on_bases(
     errors = np.array([error for *_, error in tested])
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(errors > 0, np.abs(gaps) / errors, np.where(gaps == 0, 0.0, np.inf))
-    adjusted = np.array(false_discovery((2 * distributions.t.sf(t, noise.df)).tolist()))
-    num_decided = int(np.sum(adjusted <= alpha))
-    level = 1 - alpha * max(num_decided, 1) / max(len(tested), 1)
+    adjusted, level = step_up(2 * distributions.t.sf(t, noise.df), alpha)
     half = float(distributions.t.ppf(0.5 + level / 2, noise.df))
     for (index, base, mean, error), p in zip(tested, adjusted, strict=True):
         word: OnBase = "open"

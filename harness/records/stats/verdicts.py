@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats as distributions
 
-from harness.records.stats.intervals import LEVEL
+from harness.records.stats.intervals import LEVEL, Floats
 
 Verdict = Literal["better", "equal", "worse", "cannot tell"]
 
@@ -32,28 +33,25 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def false_discovery(p_values: Sequence[float]) -> list[float]:
-    """Benjamini and Hochberg's step-up adjustment (J. R. Stat. Soc. B 57, 1995); NaN stays out of the family."""
-    values = np.array(p_values, float)
-    family = ~np.isnan(values)
-    values[family] = distributions.false_discovery_control(values[family])
-    return values.tolist()
+def step_up(p_values: ArrayLike, alpha: float) -> tuple[Floats, float]:
+    """(Benjamini and Hochberg's step-up adjustment of the [N] p (J. R. Stat. Soc. B 57, 1995), the level of the
+    intervals that go with those at most `alpha`). NaN stays out of the family."""
+    adjusted = np.array(p_values, float)
+    family = ~np.isnan(adjusted)
+    adjusted[family] = distributions.false_discovery_control(adjusted[family])
+    num_decided = int(np.sum(adjusted <= alpha))
+    return adjusted, 1 - alpha * max(num_decided, 1) / max(int(family.sum()), 1)
 
 
-def verdict(low: float, high: float, delta: float = DELTA, p_adjusted: float | None = None) -> Verdict:
-    """Verdict that the 95 % interval of a difference allows.
+def verdict(low: float, high: float) -> Verdict:
+    """Verdict that the interval of one difference allows, by itself.
 
-    Inside (-delta, delta): equal. Otherwise away from 0, and significant at 5 % after the correction for many
-    comparisons where `p_adjusted` is given: better or worse. Everything else, and an interval of NaN: cannot tell.
+    Inside (-DELTA, DELTA): equal. Otherwise away from 0: better or worse. Everything else, and an interval of NaN:
+    cannot tell.
     """
-    if -delta < low and high < delta:
+    if low > -DELTA and high < DELTA:
         return "equal"
-    is_significant = p_adjusted is None or p_adjusted < 0.05
-    if low > 0 and is_significant:
-        return "better"
-    if high < 0 and is_significant:
-        return "worse"
-    return "cannot tell"
+    return "better" if low > 0 else "worse" if high < 0 else "cannot tell"
 
 
 def further_seeds(

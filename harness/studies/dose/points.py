@@ -16,7 +16,7 @@ from harness.config.compose import OUTSIDE_LOSS, has_hook
 from harness.foundation.json_object import read_json_object
 from harness.records.arms import setting
 from harness.records.packed import read_packed, read_packed_series
-from harness.records.paths import packed_folder, predictions_path
+from harness.records.paths import packed_folder, packed_paths, predictions_path
 from harness.records.run_result import RunResult
 from harness.records.stats import Floats, is_collapsed
 from harness.records.statuses import FINISHED
@@ -104,7 +104,7 @@ def read_all_points(results: Path) -> list[Point]:
     ValueError where there is none."""
     found: dict[str, Point] = {}
     held_out = set[str]()
-    for path in sorted(packed_folder(results).glob("*.zip")):
+    for path in packed_paths(results):
         if path.stem.startswith(SEARCHES):
             continue
         own = {p.run_id: p for p in sweep_points(path)}

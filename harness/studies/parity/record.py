@@ -48,13 +48,8 @@ def path_of(results: Path, device: str) -> Path:
 
 def read(results: Path) -> dict[str, Record]:
     """The records of every device, by device. Raises ValueError for a damaged file."""
-    found: dict[str, Record] = {}
-    for path in sorted(parity_folder(results).glob("*.json")):
-        try:
-            found[path.stem] = read_json_object(path)
-        except ValueError as error:
-            raise ValueError(f"{error}; delete it and measure again") from None
-    return found
+    paths = sorted(parity_folder(results).glob("*.json"))
+    return {path.stem: read_json_object(path, "delete it and measure again") for path in paths}
 
 
 def begin(results: Path, device: str, setting: Record) -> Record:

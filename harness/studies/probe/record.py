@@ -18,6 +18,7 @@ from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
 from harness.foundation import provenance
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.json_object import read_json_object
 from harness.models.checkpoint import check_folder, content_hash
 from harness.records.json_rows import write_json_rows
 from harness.records.paths import probes_folder
@@ -163,11 +164,7 @@ def write(results: Path, record: Record) -> Path:
 
 def read(path: Path) -> Record:
     """A probe's record. Raises ValueError naming a file that is none."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no JSON"
-        raise ValueError(f"{path}: not a probe: {reason}; valid: a file that lowbit probe wrote") from error
-    if not isinstance(found, dict) or not isinstance(found.get("formats"), list):
+    found = read_json_object(path, "valid: a file that lowbit probe wrote")
+    if not isinstance(found.get("formats"), list):
         raise ValueError(f"{path}: not a probe: it has no formats")
     return found

@@ -95,10 +95,7 @@ def read_meta(folder: Path, name: str) -> dict[str, Any] | None:
     path = folder / f"{name}.json"
     if not path.is_file() or not path.with_suffix(".safetensors").is_file():
         return None
-    try:
-        return read_json_object(path)
-    except ValueError as error:
-        raise ValueError(f"{error}; delete it and collect again") from None
+    return read_json_object(path, "delete it and collect again")
 
 
 def read(folder: Path, name: str) -> Stored:

@@ -41,12 +41,7 @@ READING = (
 def read_records(folder: Path) -> list[Record]:
     """All records, shortest responses first, the control before the formats. Raises ValueError without or for a damaged
     one."""
-    found: list[Record] = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            found.append(read_json_object(path))
-        except ValueError as error:
-            raise ValueError(f"{error}; delete it and evaluate again") from None
+    found = [read_json_object(path, "delete it and evaluate again") for path in sorted(folder.glob("*.json"))]
     if not found:
         raise ValueError(f"{folder}: no records; run `lowbit replay evaluate` first")
     return sorted(found, key=lambda r: (r["sampler"]["length"] or 0, r["context"], r["age"], r["sampler"]["order"]))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from harness.foundation.json_object import read_json_object
 from harness.records.paths import searches_folder
 
 
@@ -13,7 +13,7 @@ def trial_tags(results: Path, name: str) -> dict[str, dict[str, str]]:
     path = searches_folder(results) / f"{name}.json"
     if not path.exists():
         return {}
-    study = json.loads(path.read_text(encoding="utf-8"))
+    study = read_json_object(path)
     tags: dict[str, dict[str, list[str]]] = {}
 
     def note(cell: str, tag: str, word: str) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 from jinja2 import Template
 from tqdm import tqdm
 
+from harness.foundation.json_object import read_json_object
 from harness.foundation.progress_bar import progress_bar
 from harness.foundation.provenance import commit
 from harness.records.folder import all_sweeps, check_sweep, series_of
@@ -158,7 +159,7 @@ def _documents(results: Path) -> list[dict[str, str]]:
 def _advice(results: Path) -> dict[str, Any] | None:
     """The answers of `lowbit advise` to the questions of the form; None where nobody wrote them."""
     path = tables_folder(results) / answers.NAME
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return read_json_object(path) if path.is_file() else None
 
 
 def _other_figures(results: Path, sweeps: Sequence[str]) -> list[str]:

@@ -47,7 +47,7 @@ def written(folder: Path, *rows: dict[str, Any], papers: dict[str, str] | None =
         ({}, {"b": {"precision": "int9"}}, r"precision=int9: unknown; nearest: int"),
         ({}, {"where": {"task.m": 8}}, r"setting task.m: unknown; nearest: task"),
         ({}, {"expect": "more"}, r"expect='more'"),
-        ({}, {"kind": "ratio", "metric": "mismatch/kl_k3", "threshold": 0}, r"a ratio needs them above 0"),
+        ({}, {"kind": "ratio", "metric": "mismatch/kl_k3", "threshold": 0}, r"threshold=0: must be above 0$"),
         ({}, {"kind": "growth", "b": None}, r"unknown key b"),
         ({"domain": {"kernel": "real"}}, {}, r"unknown key domain.kernel; nearest: domain.kernels"),
         ({"domain": {"length": [9, 8]}}, {}, r"length=\[9.0, 8.0\]: two rising numbers"),

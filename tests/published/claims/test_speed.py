@@ -44,7 +44,7 @@ def maps(tmp_path: Path) -> dict[str, Map]:
         ({"batch": 9}, r"batch=9: not among \[1, 8, 64\] of throughput_made"),
         ({"length": 100}, r"length=100: not among \[512, 1024, 4096\]"),
         ({"against_length": 100}, "length=100"),
-        ({"margin": 1.0}, "threshold=1.0 margin=1.0: a ratio needs them"),
+        ({"margin": 1.0}, r"margin=1\.0: must be above 1$"),
         ({"claimed": [1.3, 1.2]}, r"claimed=\[1.3, 1.2\]: two rising factors"),
         ({"measure": "prefill"}, "measure='prefill'"),
         ({"metric": "auc"}, "unknown key metric"),

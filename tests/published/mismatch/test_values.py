@@ -21,15 +21,26 @@ def test_the_file_says_what_its_sources_say() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{model: a, formats: [bf16], unit: nats, low: 1, high: 2, source: s, place: p, read: text}", "unit 'nats'"),
-        ("{model: a, formats: [bf16], unit: token, low: 3, high: 2, source: s, place: p, read: text}", "3.0 to 2.0"),
-        ("{model: a, formats: [bf16], unit: token, low: 1, high: 2, source: '', place: p, read: text}", "is no value"),
-        ("{model: a, formats: [bf16], unit: token, low: 1, high: 2, place: p, read: text}", "source"),
+        (
+            "{model: a, formats: [bf16], unit: nats, low: 1, high: 2, source: s, place: p, read: text}",
+            "values.0.unit='nats': must be 'token', 'sequence' or 'ratio'",
+        ),
+        (
+            "{model: a, formats: [bf16], unit: token, low: 3, high: 2, source: s, place: p, read: text}",
+            "values.0: low=3.0: more than high=2.0",
+        ),
+        (
+            "{model: a, formats: [bf16], unit: token, low: 1, high: 2, source: '', place: p, read: text}",
+            "values.0.source='': string should have at least 1 character",
+        ),
+        (
+            "{model: a, formats: [bf16], unit: token, low: 1, high: 2, place: p, read: text}",
+            "values.0.source is missing",
+        ),
     ],
 )
 def test_a_row_that_is_no_value_is_named(tmp_path: Path, row: str, message: str) -> None:
     path = tmp_path / "values.yaml"
     path.write_text(f"values:\n  - {row}\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"row 0: .*") as error:
+    with pytest.raises(ValueError, match=rf"^{path}: {message}$"):
         read_values(path)
-    assert message in str(error.value)

@@ -19,7 +19,7 @@ from harness.published.recipes.beside import measured, table
 from harness.published.recipes.lacks import memory_gib, of_machine, of_verl
 from harness.published.recipes.recipe import Recipe, bound, read_recipe, recipe_names
 from harness.published.recipes.twin import TEMPLATES, question, twin, write_model, write_questions
-from harness.records.run_result import RunResult, read_series
+from harness.records.run_result import RunResult, read_series, write_result
 from harness.run.cell import run_cell
 from harness.run.checks import check_launch
 from harness.sweep import plan
@@ -131,6 +131,9 @@ def test_rewards_of_twins_are_not_all_alike(tmp_path: Path) -> None:
     series = read_series(tmp_path / "runs" / "twin", result.run_id)
     assert series["reward/informative_frac"] == [1.0, 1.0]  # what dynamic sampling kept
     assert measured(result, "peak", tmp_path / "runs" / "twin") == max(series["reward/accuracy"]) > 0
+    for values, expected in (([math.nan, 0.5, 0.25], 0.5), ([math.nan], None)):
+        write_result(tmp_path / "x", result, [{"reward/accuracy": value} for value in values])
+        assert measured(result, "peak", tmp_path / "x") == expected
 
 
 @pytest.mark.parametrize("template", [name for name in TEMPLATES if name != "none"])

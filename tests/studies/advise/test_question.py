@@ -86,5 +86,5 @@ def test_the_mismatch_of_untrained_weights_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(made.record(made.row("int8", 3e-3), is_untrained=True)), encoding="utf-8")
     with pytest.raises(ValueError, match=r"probe\.json: of untrained weights; costs alone count"):
         read_probe(path)
-    with pytest.raises(ValueError, match="not a probe"):
+    with pytest.raises(ValueError, match=r"missing\.json: No such file or directory; valid: a file that lowbit probe"):
         read_probe(tmp_path / "missing.json")
