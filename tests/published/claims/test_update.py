@@ -76,6 +76,7 @@ def test_a_size_outside_the_claims_domain_does_not_decide(tmp_path: Path) -> Non
 
 
 def test_a_faulty_update_test_is_one_line(tmp_path: Path) -> None:
-    for changes, words in (({"margin": 1.0}, r"margin=1\.0: must be above 1$"), ({"precision": "int9"}, "int9: unknown")):
+    faults = (({"margin": 1.0}, r"margin=1\.0: must be above 1$"), ({"precision": "int9"}, "int9: unknown"))
+    for changes, words in faults:
         with pytest.raises(ValueError, match=words):
             read_claims(written(tmp_path, CLAIM | {"tests": [TEST | changes]}), tmp_path)
