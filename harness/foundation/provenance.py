@@ -20,13 +20,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "numpy", "safetensors", "hydra-core", "pydantic", "math-verify", "vllm", "verl", "peft")
 
 
+CODE = ("harness", "methods", "pyproject.toml", "setup.py")
+"""Files and folders of the checkout that decide what a run does."""
 COMMIT = "LOWBIT_COMMIT"
 """Environment variable that tells a copy without git its commit: 40 hexadecimal digits, `-dirty` behind them where the
 copied tree differed from it."""
 
 
 def commit() -> tuple[str | None, bool]:
-    """(commit of the checkout this code runs from, whether anything but `results/` differs from it).
+    """(commit of the checkout this code runs from, whether its code differs from that).
+
+    Documents, sweeps and results folders do not count: a record has its whole configuration.
 
     LOWBIT_COMMIT speaks where there is no checkout. Raises ValueError, one line, where it says something else.
     """
@@ -41,7 +45,7 @@ def commit() -> tuple[str | None, bool]:
         if told and not re.fullmatch(r"[0-9a-f]{40}(-dirty)?", told):
             raise ValueError(f"{COMMIT}={told!r}: not a commit; valid: 40 hexadecimal digits, with or without -dirty")
         return (told.removesuffix("-dirty"), told.endswith("-dirty")) if told else (None, False)
-    return head, bool(git("status", "--porcelain", "--", ".", ":!results"))
+    return head, bool(git("status", "--porcelain", "--", *CODE))
 
 
 def packages() -> dict[str, str]:

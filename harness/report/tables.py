@@ -72,7 +72,7 @@ TASKS = (
 MARKS = {
     "is_preliminary": ("*", f"preliminary, fewer than {stats.MIN_SEEDS} seeds"),
     "reconstructed": ("†", "reconstructed, part of the rule is ours because no source gives it"),
-    "is_draft": ("‡", "draft, run from a working tree with uncommitted changes"),
+    "is_draft": ("‡", "draft, run from code with uncommitted changes"),
 }
 
 

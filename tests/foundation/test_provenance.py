@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,20 @@ def test_what_is_no_commit_is_one_line(tmp_path: Path, monkeypatch) -> None:
 def test_a_checkout_speaks_for_itself(monkeypatch) -> None:
     monkeypatch.setenv(provenance.COMMIT, SHA)
     assert provenance.commit()[0] not in (None, SHA)
+
+
+def test_results_of_ones_own_leave_a_checkout_clean_and_a_method_does_not(tmp_path: Path, monkeypatch) -> None:
+    """`--results mine` in a clone made every run after the first a draft, which other sweeps do not take over."""
+    for name in ("methods/known.py", "README.md"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("1\n")
+    for words in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm first"):
+        subprocess.run(["git", "-C", str(tmp_path), *words.split()], check=True)
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    (tmp_path / "README.md").write_text("2\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.json").write_text("{}")
+    assert not provenance.commit()[1]
+    (tmp_path / "methods" / "own.py").write_text("2\n")
+    assert provenance.commit()[1]
