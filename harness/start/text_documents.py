@@ -10,29 +10,21 @@ resumes at any step. Batches of a bucket have one shape, which a CUDA graph need
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import queue
 import random
-import signal
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from harness.foundation.seeds import stable_seed
 from harness.tasks import Worded
 
 MIX = ((0.12, (0.7, 0.3, 0.0, 0.0)), (0.3, (0.5, 0.3, 0.15, 0.05)), (1.0, (0.3, 0.3, 0.22, 0.18)))
 """(until this share of the steps, chances of the buckets): short documents first, long ones mixed in later."""
-DEPTH = 16
-"""Batches that wait for the trainer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +121,8 @@ def pack(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Documents:
-    """Source of the batches of one training."""
+class Documents(Dataset[Packed]):
+    """Source of the batches of one training: `documents[step]`, steps counted from 1."""
 
     task: Worded
     buckets: tuple[Bucket, ...]
@@ -138,8 +130,7 @@ class Documents:
     base_seed: int
     max_steps: int
 
-    def __call__(self, step: int) -> Packed:
-        """The batch of a step, counted from 1."""
+    def __getitem__(self, step: int) -> Packed:
         rng = random.Random(stable_seed(self.base_seed, "base batch", step))
         number = bucket_at(min(step / self.max_steps, 1.0), rng.random(), len(self.buckets))
         bucket, used = self.buckets[number], 0
@@ -155,83 +146,13 @@ class Documents:
         return pack(found, bucket, number, self.tokens)[0]
 
 
-class Feed:
-    """The batches of steps one after the other: made where they are asked for, or ahead by processes."""
+def batches(documents: Documents, first: int, workers: int, *, is_pinned: bool) -> Iterator[Packed]:
+    """The batches from step `first` on, made where they are asked for, or ahead by `workers` processes.
 
-    def __init__(self, documents: Documents, first: int, workers: int, is_pinned: bool) -> None:
-        """`first` step; `workers` processes, 0: none. `is_pinned`: tensors in memory that a GPU copies from."""
-        self.documents, self.step, self.is_pinned = documents, first, is_pinned
-        self.processes: list[Any] = []
-        self.sources: list[Connection] = []
-        self.ready = queue.Queue[Packed | BaseException](DEPTH)
-        self.is_closed = False
-        context = multiprocessing.get_context("spawn")
-        for number in range(workers):
-            source, sink = context.Pipe(duplex=False)
-            work = partial(_work, documents, first + number, workers)
-            process = context.Process(target=work, args=(sink,), daemon=True)
-            process.start()
-            sink.close()
-            self.processes.append(process)
-            self.sources.append(source)
-        if workers:
-            threading.Thread(target=self._collect, daemon=True).start()
-
-    def next(self) -> Packed:
-        """The batch of the next step. Raises RuntimeError where a process has died."""
-        self.step += 1
-        if not self.processes:
-            return self.documents(self.step - 1)
-        found = self.ready.get()
-        if isinstance(found, BaseException):
-            raise RuntimeError(f"a process that makes training documents has ended: {found!r}") from found
-        return found
-
-    def _collect(self) -> None:
-        """Take batches from the processes in turn."""
-        turn = 0
-        while not self.is_closed:
-            try:
-                bucket, ids, wanted, ends, num_wanted, num_used = self.sources[turn % len(self.sources)].recv()
-            except (EOFError, OSError) as error:
-                self.ready.put(error)
-                return
-            ids, wanted, ends = (self._tensor(array) for array in (ids, wanted, ends))
-            self._offer(Packed(bucket, ids, wanted, ends, num_wanted, num_used))
-            turn += 1
-
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory() if self.is_pinned else tensor
-
-    def _offer(self, batch: Packed) -> None:
-        while not self.is_closed:
-            try:
-                self.ready.put(batch, timeout=0.5)
-                return
-            except queue.Full:
-                continue
-
-    def close(self) -> None:
-        """End the processes."""
-        self.is_closed = True
-        for process in self.processes:
-            process.terminate()
-            process.join()
-        for source in self.sources:
-            source.close()
-
-
-def _work(make: Callable[[int], Packed], first: int, stride: int, sink: Connection) -> None:
-    """Send every `stride`-th batch from step `first` on, until nobody reads them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer closes the pipe
-    torch.set_num_threads(1)
-    step = first
-    while True:
-        batch = make(step)
-        arrays = (batch.ids.numpy(), batch.wanted.numpy(), batch.ends.numpy())
-        try:
-            sink.send((batch.bucket, *arrays, batch.num_wanted, batch.num_used))
-        except (BrokenPipeError, OSError):
-            return
-        step += stride
+    `is_pinned`: in memory that a GPU copies from. Raises RuntimeError where a process has died.
+    """
+    loader = DataLoader(
+        documents, batch_size=None, sampler=range(first, documents.max_steps + 1), num_workers=workers,
+        pin_memory=is_pinned, multiprocessing_context="spawn" if workers else None, generator=torch.Generator(),
+    )  # fmt: skip
+    return iter(loader)

@@ -32,7 +32,7 @@ from harness.foundation.state_files import save_state
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
 from harness.start.base_training import Point, Progress, Trained, TrainingHost, Unfinished, reached
-from harness.start.text_documents import Documents, Feed, buckets_of, pack
+from harness.start.text_documents import Documents, batches, buckets_of, pack
 from harness.start.text_step import PackedDecoder, PackedStep, device_of, document_numbers
 from harness.tasks import Item, Worded, token_ids
 
@@ -219,36 +219,33 @@ def fit_text(
     documents = Documents(
         task=task, buckets=tuple(buckets), tokens=recipe.batch_tokens, base_seed=base_seed, max_steps=recipe.max_steps
     )
-    feed, began = Feed(documents, done + 1, host.workers, is_pinned=step.is_cuda), time.perf_counter()
+    feed, began = batches(documents, done + 1, host.workers, is_pinned=step.is_cuda), time.perf_counter()
     pace = _Pace(step.is_cuda)
 
     def look(at: int) -> Point:
         return _point(average.model, task, watched, numbers, recipe, at, base_seed)
 
-    try:
-        while done < recipe.max_steps and reached(curve) < recipe.target_accuracy:
-            done += 1
-            step(feed.next(), learning_rate(recipe, done))
-            average.add(done)
-            is_close = reached(curve) >= CLOSE * recipe.target_accuracy
-            every = max(1, recipe.eval_every // FINE) if is_close else recipe.eval_every
-            if done % every == 0 or done == recipe.max_steps:
-                pace.stop(done)
-                curve.append(look(done))
-                if recipe.tolerance and reached(curve) > recipe.target_accuracy + recipe.tolerance:
-                    curve += last.go_back(done, look, recipe.target_accuracy, recipe.tolerance)
-                    break
-                last.keep(done)
-                pace.go(done)
-                if progress is not None:
-                    progress(done, recipe.max_steps, reached(curve))
-            if host.should_stop():
-                if host.state is not None:
-                    seconds = spent + time.perf_counter() - began
-                    save_state(host.state, _state(step, model, average, last, done, curve, seconds))
-                raise Unfinished(f"stopped after {done} steps")
-    finally:
-        feed.close()
+    while done < recipe.max_steps and reached(curve) < recipe.target_accuracy:
+        done += 1
+        step(next(feed), learning_rate(recipe, done))
+        average.add(done)
+        is_close = reached(curve) >= CLOSE * recipe.target_accuracy
+        every = max(1, recipe.eval_every // FINE) if is_close else recipe.eval_every
+        if done % every == 0 or done == recipe.max_steps:
+            pace.stop(done)
+            curve.append(look(done))
+            if recipe.tolerance and reached(curve) > recipe.target_accuracy + recipe.tolerance:
+                curve += last.go_back(done, look, recipe.target_accuracy, recipe.tolerance)
+                break
+            last.keep(done)
+            pace.go(done)
+            if progress is not None:
+                progress(done, recipe.max_steps, reached(curve))
+        if host.should_stop():
+            if host.state is not None:
+                seconds = spent + time.perf_counter() - began
+                save_state(host.state, _state(step, model, average, last, done, curve, seconds))
+            raise Unfinished(f"stopped after {done} steps")
     return Trained(model=average.model, steps=done, curve=curve, seconds=spent + time.perf_counter() - began,
                    tokens_per_s=pace.steps_per_s * recipe.batch_tokens)  # fmt: skip
 

@@ -35,7 +35,7 @@ def test_replayed_steps_are_plain_steps(has_muon: bool) -> None:
         for number in range(1, 61):
             if not keeps_graphs:
                 step.calls = [0] * len(buckets)
-            step(documents(number), 1e-3)
+            step(documents[number], 1e-3)
             found.append(float(step.loss))
         assert len(step.graphs) == (sum(calls > EAGER_STEPS for calls in step.calls) if keeps_graphs else 0)
         losses.append(found)
@@ -45,7 +45,7 @@ def test_replayed_steps_are_plain_steps(has_muon: bool) -> None:
 
 def test_flash_attention_of_documents_is_the_cpus() -> None:
     buckets = buckets_of(TASK, (), 2048, 4096)
-    batch = Documents(task=TASK, buckets=tuple(buckets), tokens=2048, base_seed=0, max_steps=9)(1)
+    batch = Documents(task=TASK, buckets=tuple(buckets), tokens=2048, base_seed=0, max_steps=9)[1]
     model = new_decoder(SHAPE, 0)
     expected = PackedDecoder(model, torch.float32, buckets[0].longest).losses(batch.ids, batch.ends, buckets[0].longest)
     model = model.to("cuda")

@@ -3,6 +3,9 @@
 import dataclasses
 import itertools
 import json
+import multiprocessing
+import os
+import signal
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from harness.models.decoder import Decoder, DecoderConfig
 from harness.start.base_model import base_key, base_name, read_record, train_base
 from harness.start.base_training import TrainingHost, Unfinished
 from harness.start.prepare import base_folder, check_data, task_of
-from harness.start.text_documents import MIX, Bucket, Documents, Feed, Packed, bucket_at, buckets_of, pack
+from harness.start.text_documents import MIX, Bucket, Documents, Packed, batches, bucket_at, buckets_of, pack
 from harness.start.text_step import PackedDecoder, PackedStep, document_positions
 from harness.start.text_training import (
     LastLook,
@@ -75,7 +78,7 @@ def test_batches_are_right_answers_of_their_bucket():
     task = Wordmath(n=5)
     buckets = tuple(buckets_of(task, (3,), 4096, 4096))
     documents = Documents(task=task, buckets=buckets, tokens=4096, base_seed=0, max_steps=10)
-    drawn = [documents(step) for step in range(1, 11)]
+    drawn = [documents[step] for step in range(1, 11)]
     assert {batch.bucket for batch in drawn} == {0, 1}
     for batch in drawn:
         starts = batch.ends[batch.ends < batch.num_used].tolist()
@@ -87,27 +90,32 @@ def test_batches_are_right_answers_of_their_bucket():
         # the last prompt token, `?`, is the first position that is learnt of each document
         first = [start + int(batch.wanted[start:].argmax()) for start in starts]
         assert {task.words[int(batch.ids[at])] for at in first} == {"?"}
-    again, other = documents(3), dataclasses.replace(documents, base_seed=1)(3)
+    again, other = documents[3], dataclasses.replace(documents, base_seed=1)[3]
     assert torch.equal(again.ids, drawn[2].ids) and not torch.equal(other.ids, again.ids)
+
+
+class Breaking(Documents):
+    """Documents whose process is killed."""
+
+    def __getitem__(self, step):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_processes_make_the_same_batches():
     documents = Documents(
         task=TASK, buckets=tuple(buckets_of(TASK, (), 512, 4096)), tokens=512, base_seed=3, max_steps=9
     )
-    feed = Feed(documents, 4, workers=2, is_pinned=False)
-    try:
-        for step in (4, 5, 6, 7):
-            for ours, theirs in zip(feed.next(), documents(step), strict=True):
-                assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
-        for process in feed.processes:
-            process.kill()
-        with pytest.raises(RuntimeError, match="makes training documents has ended"):
-            for _ in range(200):
-                feed.next()
-    finally:
-        feed.close()
-    assert not any(process.is_alive() for process in feed.processes)
+    feed = batches(documents, 4, workers=2, is_pinned=False)
+    for step in (4, 5, 6, 7):
+        for ours, theirs in zip(next(feed), documents[step], strict=True):
+            assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
+    assert len(list(feed)) == 2 and not multiprocessing.active_children()
+
+
+def test_a_process_that_dies_ends_the_training():
+    feed = batches(Breaking(task=TASK, buckets=(), tokens=512, base_seed=3, max_steps=9), 1, workers=1, is_pinned=False)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
+        next(feed)
 
 
 def losses_by_hand(model, batch: Packed):
@@ -123,7 +131,7 @@ def losses_by_hand(model, batch: Packed):
 
 def test_the_packed_loss_and_its_gradient_are_the_models_own():
     buckets = buckets_of(TASK, (), 512, 4096)
-    batch = Documents(task=TASK, buckets=tuple(buckets), tokens=512, base_seed=0, max_steps=9)(1)
+    batch = Documents(task=TASK, buckets=tuple(buckets), tokens=512, base_seed=0, max_steps=9)[1]
     model = new_decoder(CONFIG, 0)
     expected = losses_by_hand(model, batch)
     grads = torch.autograd.grad(expected, list(model.parameters()))
@@ -140,7 +148,7 @@ def test_a_mixture_trains_with_the_losses_and_gradients_of_its_decoder():
     buckets = buckets_of(TASK, (), 512, 4096)
     documents = Documents(task=TASK, buckets=tuple(buckets), tokens=512, base_seed=0, max_steps=9)
     config = dataclasses.replace(CONFIG, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48)
-    model, batch = new_decoder(config, 0), documents(1)
+    model, batch = new_decoder(config, 0), documents[1]
     expected = losses_by_hand(model, batch)
     grads = torch.autograd.grad(expected, list(model.parameters()))
     decoder = PackedDecoder(model, torch.float32, buckets[0].longest)
@@ -176,8 +184,8 @@ def test_a_step_is_clipped_adamw_or_muon_with_decay_on_matrices(has_muon):
     if has_muon:
         optimizers.append(torch.optim.Muon(inside, 1.0, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
     for number, lr in ((1, 1e-3), (2, 2e-3), (3, 5e-4)):
-        step(documents(number), lr)
-        loss = losses_by_hand(twin, documents(number))
+        step(documents[number], lr)
+        loss = losses_by_hand(twin, documents[number])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
         for optimizer in optimizers:
