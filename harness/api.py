@@ -407,6 +407,10 @@ class Part:
         where the part cannot go with it: the run is then refused before anything starts."""
         return Plan()
 
+    def check(self, plan: Plan, earlier: Sequence[Part], num_layers: int | None) -> None:
+        """Raises ValueError, one line, where the part cannot work under the merged plan, behind the `earlier` parts or
+        in a decoder of so many layers (None: not known yet): the run is then refused before anything starts."""
+
     def idle(self, plan: Plan) -> frozenset[str]:
         """Names of its hooks that change nothing under this plan and these knobs: a backend may lack them, and where
         they are all that the part has, the user is told."""

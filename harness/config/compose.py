@@ -168,7 +168,7 @@ def has_hook(part: Part, hook: str) -> bool:
 def own_hooks(part: Part) -> frozenset[str]:
     """Names of the hooks that the part's class overrides, but for what it says of itself."""
     hooks = {name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")}
-    return frozenset(hook for hook in hooks - {"needs", "idle"} if has_hook(part, hook))
+    return frozenset(hook for hook in hooks - {"needs", "idle", "check"} if has_hook(part, hook))
 
 
 def _returned(part: Part, hook: str, value: Any, kind: type) -> Any:

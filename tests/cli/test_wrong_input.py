@@ -175,6 +175,11 @@ COMMANDS = (
         "sweep smoke algo.num_minibatches=1000",
         "smoke: no cell can run, every arm is impossible: arm method=bf16: algo.",
     ),
+    ("run method=alp knobs.ALP.first=9", "knobs.ALP.first=9: the model has 4 layers; valid: 0 to 3\n"),
+    (
+        "sweep smoke method=alp precision=int4 knobs.ALP.first=9 --dry-run",
+        "smoke: no cell can run, every arm is impossible: arm method=bf16: knobs.ALP.first=9: the model has ",
+    ),
     (
         "run model=hf model.path=folder base.n=9",
         "error: base.n=9: no base is trained here, the model is the folder; leave it out\n",
