@@ -388,6 +388,8 @@ class Part:
     """True where the trained weights are meant to be used in the rollout's format: the method is ranked as deployed."""
     needs_updates: ClassVar[int] = 1
     """Updates per rollout batch below which the part changes nothing; fewer are warned of."""
+    needs_steps: ClassVar[int] = 1
+    """Steps of a run below which the part changes nothing; fewer are warned of."""
     tuned: ClassVar[tuple[str, ...]] = ()
     """Knobs whose defaults suit the models made here: with a Hugging Face model they must be given."""
     idle_by: ClassVar[Mapping[str, str]] = {}

@@ -255,6 +255,11 @@ def advice(config: RunConfig, composed: Composed) -> list[str]:
                 f"{name} changes nothing below {part.needs_updates} updates per rollout batch, this run has {updates}: "
                 "raise algo.num_minibatches or algo.num_epochs"
             )
+        if config.trainer.steps < part.needs_steps:
+            remarks.append(
+                f"{name} changes nothing below {part.needs_steps} steps, this run has {config.trainer.steps}: raise "
+                "trainer.steps"
+            )
         if hooks and hooks <= part.idle(composed.plan):
             remarks.append(f"{name} changes nothing at precision={config.precision.name}")
         if "allowed_ids" in needs and config.engine.top_p == 1.0:
