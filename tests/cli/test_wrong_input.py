@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -356,3 +358,15 @@ def test_a_file_where_the_results_folder_should_be_is_told_before_anything_else(
     out, err = capsys.readouterr()
     assert not out and err == f"lowbit: error: results={tmp_path / place}: cannot be written: Not a directory\n"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("line", ["run model=hf task=chain model.path=", "eval ", "probe ", "layers ", "warm "])
+def test_a_config_json_with_an_impossible_size_is_named(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(HOME / "results/bases/xs-chain8-b0-1d8bca0f130c", tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_attention_heads": "4"}))
+    assert main([*f"{line}{tmp_path}".split(), *["--results", str(tmp_path)] * (line != "warm ")]) == 2
+    told = f"lowbit: error: {path}: num_attention_heads='4': a whole number above 0 is expected\n"
+    assert capsys.readouterr().err == told
