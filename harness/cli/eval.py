@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results, check_untrained
+from harness.cli.options import add_results, check_named_folder, check_untrained
 from harness.foundation.text_table import text_table
 from harness.foundation.writable import check_writable
 
@@ -72,6 +72,7 @@ def _config_of_folder(folder: Path, overrides: Sequence[str]) -> RunConfig:
 
     check_folder(folder)
     check_untrained(overrides)
+    check_named_folder(overrides)
     config = resolve(load([*of_folder(folder), *overrides]), lambda path: content_hash(Path(path)))
     questions(config, folder)
     return config

@@ -15,6 +15,7 @@ from harness.cli.options import (
     add_tracking,
     add_workers,
     check_machine,
+    check_named_folder,
     check_trackers,
 )
 from harness.foundation.text_table import text_table
@@ -74,6 +75,7 @@ def _asked(a: argparse.Namespace) -> tuple[Recipe, dict[str, Path], dict[str, Pa
     from harness.config.load import check_overrides, load, of_folder, split_launch
 
     check_overrides(a.overrides)
+    check_named_folder(a.overrides)
     load([*of_folder("model"), *split_launch(a.overrides)[0]])  # as every model of a recipe is a folder's
     if (a.overrides or a.dry_run) and not (models or data or a.is_tiny):
         raise ValueError(
