@@ -168,7 +168,7 @@ def has_hook(part: Part, hook: str) -> bool:
 def own_hooks(part: Part) -> frozenset[str]:
     """Names of the hooks that the part's class overrides, but for what it says of itself."""
     hooks = {name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")}
-    return frozenset(hook for hook in hooks - {"needs", "idle"} if has_hook(part, hook))
+    return frozenset(hook for hook in hooks - {"needs", "idle", "check"} if has_hook(part, hook))
 
 
 def _returned(part: Part, hook: str, value: Any, kind: type) -> Any:
@@ -254,6 +254,11 @@ def advice(config: RunConfig, composed: Composed) -> list[str]:
             remarks.append(
                 f"{name} changes nothing below {part.needs_updates} updates per rollout batch, this run has {updates}: "
                 "raise algo.num_minibatches or algo.num_epochs"
+            )
+        if config.trainer.steps < part.needs_steps:
+            remarks.append(
+                f"{name} changes nothing below {part.needs_steps} steps, this run has {config.trainer.steps}: raise "
+                "trainer.steps"
             )
         if hooks and hooks <= part.idle(composed.plan):
             remarks.append(f"{name} changes nothing at precision={config.precision.name}")

@@ -348,7 +348,8 @@ def _prepare(overrides: Sequence[str]) -> tuple[list[str], bool]:
         key, separator, value = override.partition("=")
         bare = key.lstrip("+")
         if not separator or not bare:
-            raise ValueError(f"{override!r} is not of the form key=value; {nearest_key(bare, known)}")
+            hint = f"such as {bare}=VALUE" if bare in known else nearest_key(bare, known)
+            raise ValueError(f"{override!r} is not of the form key=value; {hint}")
         if bare.startswith("~"):
             raise ValueError(f"{override}: a key cannot be removed; set {bare[1:]} to a value or to null")
         if bare in DERIVED:

@@ -20,6 +20,8 @@ Count: TypeAlias = Annotated[int, Field(ge=1)]
 Whole: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^\w[\w. +-]*$")]
 """Name of a sweep or a model, which becomes that of folders and files: no path, not empty."""
+Location: TypeAlias = Annotated[str, Field(min_length=1)]
+"""Path of a file or folder: "", of a shell's variable that is not set, would be the current folder."""
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
@@ -77,7 +79,7 @@ class ModelConfig:
     """Learning rate of RL that suits this size, where `trainer.lr` is null."""
     sft_lr: Positive = 3e-3
     """Learning rate that trains the base."""
-    path: str | None = field(default=None, metadata={"hashed": False})
+    path: Location | None = field(default=None, metadata={"hashed": False})
     content_hash: str | None = None
     """Filled in from `path`: what is hashed in its place."""
 
@@ -139,7 +141,7 @@ class TaskConfig:
     n: Count | None = None
     """Problem size, the generation-length axis of the embedded tasks."""
     num_eval: Count = 512
-    path: str | None = field(default=None, metadata={"hashed": False})
+    path: Location | None = field(default=None, metadata={"hashed": False})
     """Local data file or folder, for tasks that read one."""
     content_hash: str | None = field(default=None, metadata={"sparse": True})
     """Hash of the data under `path`, filled in: other data are another run."""
@@ -155,7 +157,7 @@ class EvaluationConfig:
     __pydantic_config__ = _STRICT
     task: str
     """Name of the task, as in `task.name`; it may be another one than is trained on."""
-    path: str | None = field(default=None, metadata={"hashed": False})
+    path: Location | None = field(default=None, metadata={"hashed": False})
     """Local data file or folder."""
     content_hash: str | None = field(default=None, metadata={"sparse": True})
     """Hash of the data under `path`, filled in."""

@@ -12,8 +12,9 @@ LONG = 40
 def nearest(name: str, choices: Iterable[str]) -> str:
     """The closest valid names, then all of them where the list is short enough to read."""
     names = list(dict.fromkeys(choices))
-    longer = [known for known in names if name and known.startswith(name)]
-    close = list(dict.fromkeys([*longer, *get_close_matches(name, names, n=3, cutoff=0.5)]))[:3]
+    longer = [known for known in names if name and known.startswith((name, name.lower()))]
+    alike = [*get_close_matches(name, names, n=3, cutoff=0.5), *get_close_matches(name.lower(), names, cutoff=0.5)]
+    close = list(dict.fromkeys([*longer, *alike]))[:3]
     hints = [f"nearest: {', '.join(close)}"] if close else []
     if len(names) <= LONG or not close:
         hints.append(f"valid: {', '.join(names) or 'none'}")

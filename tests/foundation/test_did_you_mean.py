@@ -15,6 +15,8 @@ from harness.foundation.did_you_mean import nearest
         ("fp8", ["fp8_block", "int8"], "nearest: fp8_block; valid: fp8_block, int8"),
         ("a7", [f"a{i}" for i in range(41)], "nearest: a7, a37, a27"),
         ("", ["int8"], "valid: int8"),
+        ("FP8", ["fp8_block", "mis"], "nearest: fp8_block; valid: fp8_block, mis"),
+        ("FLASHRL", ["flashrl", "mis"], "nearest: flashrl; valid: flashrl, mis"),
         ("quick", [], "valid: none"),
     ],
 )
