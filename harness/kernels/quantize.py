@@ -16,9 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from harness.kernels import quantize_bodies
+from harness.numerics import scales
 from harness.numerics.formats import FORMATS, Format
 from harness.numerics.rounding import CASTS
-from harness.numerics.scales import FLOAT32_TINY, NVFP4_RANGE, RULES, largest_code
+from harness.numerics.scales import FLOAT32_TINY, RULES, SMALLEST, largest_code
 
 SINGLE_READ = 8192
 """Columns of a row that a program keeps in registers; a longer row is read a second time, through the L2 cache."""
@@ -106,12 +107,7 @@ def update_amax(w: Tensor, amax: Tensor, *, base: torch.dtype) -> None:
 
 def tensor_level(amax: Tensor, fmt: Format) -> Tensor:
     """float32 `amax` of any shape, one per merged group -> what `quantize_into` takes as `level`, of that shape."""
-    if fmt.element == "e2m1":
-        level = amax.clamp(min=FLOAT32_TINY).reciprocal_().mul_(NVFP4_RANGE)
-        return level.nan_to_num_(nan=1.0, posinf=1.0)
-    # A number would be divided by as a product with its reciprocal on a GPU.
-    scale = amax / torch.full_like(amax, largest_code(fmt))
-    return torch.where(scale < FLOAT32_TINY, 1.0, scale)
+    return scales.tensor_level(amax, fmt) if fmt.element == "e2m1" else scales.scale_of(amax, fmt)
 
 
 def _check(w: Tensor, fmt: Format, found: str, out: Tensor, out_scale: Tensor, base: torch.dtype) -> None:
@@ -159,7 +155,7 @@ def rule_constants(fmt: Format) -> dict[str, Any]:
     rule = RULES[fmt.rule]
     zero = 0.0 if rule.zero_scale is None else rule.zero_scale
     return {"TOP": largest_code(fmt), "AMAX_FLOOR": rule.amax_floor, "SCALE_FLOOR": rule.scale_floor, "ZERO": zero,
-            "ZERO_BELOW": FLOAT32_TINY if rule.form == "reciprocal" else 2.0**-149,
+            "ZERO_BELOW": FLOAT32_TINY if rule.form == "reciprocal" else SMALLEST,
             "FORM": "kernel" if fmt.rule == "int_kernel" else rule.form}  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from math import prod
 
 from harness.numerics.formats import MACRO, Adapters, Format, at_rollout
+from harness.numerics.nf4 import OUTER_BLOCK
 from harness.numerics.rounding import INT_BITS
 
 ELEMENT_BITS: dict[str, int] = {
@@ -20,8 +21,6 @@ ELEMENT_BITS: dict[str, int] = {
 SCALE_BITS = {"fp32": 32, "e4m3": 8, "e8m0": 8, "e8m0_m8": 8}
 WIDE = 16
 """Bits of an unquantized weight, of a group's scale and of an adapter's weight."""
-SECOND_LEVEL = 256
-"""Blocks whose scales share one 32-bit scale where scales are themselves quantized (QLoRA's double quantization)."""
 Shape = tuple[int, int]
 
 
@@ -38,7 +37,7 @@ def stored_bits(shape: Shape, fmt: Format | None) -> int:
     else:
         tiles = prod(-(-size // (tile or size)) for size, tile in zip(shape, fmt.tile, strict=True))
     if fmt.double_quant:
-        return bits + 8 * tiles + 32 * -(-tiles // SECOND_LEVEL) + 32
+        return bits + 8 * tiles + 32 * -(-tiles // OUTER_BLOCK) + 32
     has_groups = fmt.element in INT_BITS and fmt.tile[1] > 0
     bits += tiles * (WIDE if has_groups else SCALE_BITS[fmt.scale_dtype])
     if fmt.scale_dtype == "e8m0_m8":

@@ -85,6 +85,8 @@ class FP8Linear(nn.Linear):
 
     kernels: Kernels | None
     """Kernels of the products; None: they are emulated. `use_kernels` sets it."""
+    key: str
+    """`fp8_gemm.key_of` the kernels; empty without."""
     run: Callable[[FP8Linear, Tensor], Tensor]
     """`emulate`, or what stands for it beside a compiler, which must not look into it (`trainers.compiling`)."""
 
