@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,15 @@ def _rope(raw: dict[str, Any], path: Path, positions: int) -> tuple[float, tuple
     """(base, scaling) from `rope_parameters` (transformers 5), else from `rope_theta` and `rope_scaling` (4).
 
     The positions that scaling starts from are always written out: without them they would be those of the model,
-    which `model.max_positions` changes. Raises ValueError for kinds of scaling that the decoder does not do.
+    which `model.max_positions` changes. Raises ValueError for kinds of scaling that the decoder does not do, and for
+    what is no number.
     """
-    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = float(rope.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
+    key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    if not isinstance(found := raw.get(key) or {}, dict):
+        raise ValueError(f"{path}: {key}={found!r}: keys with values are expected")
+    rope = {name: value for name, value in found.items() if value is not None}
+    theta = _number(raw | rope, "rope_theta", path, 10000.0)
+    rope.pop("rope_theta", None)
     older = rope.pop("type", "default")
     kind = rope.pop("rope_type", older)
     if kind == "default" and not any(isinstance(value, dict) for value in rope.values()):
@@ -83,8 +89,24 @@ def _rope(raw: dict[str, Any], path: Path, positions: int) -> tuple[float, tuple
     if unknown := sorted(set(rope) - set(known)):
         raise ValueError(f"{path}: rope scaling {kind!r} with {unknown[0]}={rope[unknown[0]]!r} is not supported")
     rope[LENGTHS] = rope.get(LENGTHS) or raw.get(LENGTHS) or positions
-    given = {name: value for name, value in rope.items() if value is not None}
-    return theta, tuple(sorted({"rope_type": kind, **given}.items()))
+    return theta, tuple(sorted({"rope_type": kind, **rope}.items()))
+
+
+def _number(raw: dict[str, Any], key: str, path: Path, default: float | None = None) -> float:
+    """A number above 0 of config.json; `default` where it has none or null. Raises ValueError for another value."""
+    value = raw[key] if default is None else raw.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        raise ValueError(f"{path}: {key}={value!r}: a number above 0 is expected")
+    return float(value)
+
+
+def _count(raw: dict[str, Any], key: str, path: Path, default: int | None = None) -> int:
+    """A whole number as `_number`."""
+    value = _number(raw, key, path, default)
+    if not value.is_integer():
+        raise ValueError(f"{path}: {key}={value!r}: a whole number is expected")
+    return int(value)
 
 
 def _mixture(raw: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -101,9 +123,9 @@ def _mixture(raw: dict[str, Any], path: Path) -> dict[str, Any]:
         key = "mlp_only_layers" if raw.get("mlp_only_layers") else "decoder_sparse_step"
         raise ValueError(f"{path}: {key}={raw[key]!r} is not supported: every layer must be a mixture of experts")
     return {
-        "num_experts": 128 if count is None else int(count),
-        "num_experts_per_tok": int(raw.get("num_experts_per_tok", 8)),
-        "moe_intermediate_size": int(raw.get("moe_intermediate_size", 768)),
+        "num_experts": _count(raw, key, path, 128),
+        "num_experts_per_tok": _count(raw, "num_experts_per_tok", path, 8),
+        "moe_intermediate_size": _count(raw, "moe_intermediate_size", path, 768),
         "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
     }
 
@@ -126,34 +148,34 @@ def load_config(folder: Path | str) -> DecoderConfig:
     for key, is_refused in REFUSED:
         if is_refused(raw.get(key)):
             raise ValueError(f"{path}: {key}={raw[key]!r} is not supported")
+    d, heads = _count(raw, "hidden_size", path), _count(raw, "num_attention_heads", path)
+    positions = _count(raw, "max_position_embeddings", path, 2048 if kind == "llama" else 32768)
+    theta, scaling = _rope(raw, path, positions)
+    eos = raw.get("eos_token_id")
+    shape: dict[str, Any] = {
+        "vocab_size": _count(raw, "vocab_size", path),
+        "num_layers": _count(raw, "num_hidden_layers", path),
+        "hidden_size": d,
+        "num_heads": heads,
+        "num_kv_heads": _count(raw, "num_key_value_heads", path, heads),
+        "head_dim": _count(raw, "head_dim", path, 128 if kind == "qwen3" else d // heads),
+        **_mixture(raw, path),
+        "intermediate_size": _count(raw, "intermediate_size", path),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "rms_eps": _number(raw, "rms_norm_eps", path, 1e-6),
+        "qk_norm": kind in ("qwen3", "qwen3_moe"),
+        "attention_bias": kind == "qwen2",
+        "tie_embeddings": bool(raw.get("tie_word_embeddings", False)),
+        "max_positions": positions,
+        "bos_id": raw.get("bos_token_id"),
+        "eos_id": next(iter(eos), None) if isinstance(eos, list) else eos,
+        "pad_id": raw.get("pad_token_id"),
+    }
     try:
-        d, heads = int(raw["hidden_size"]), int(raw["num_attention_heads"])
-        eos = raw.get("eos_token_id")
-        positions = int(raw.get("max_position_embeddings", 2048 if kind == "llama" else 32768))
-        theta, scaling = _rope(raw, path, positions)
-        is_qwen3 = kind in ("qwen3", "qwen3_moe")
-        return DecoderConfig(
-            vocab_size=int(raw["vocab_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
-            hidden_size=d,
-            num_heads=heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or (128 if kind == "qwen3" else d // heads)),
-            **_mixture(raw, path),
-            intermediate_size=int(raw["intermediate_size"]),
-            rope_theta=theta,
-            rope_scaling=scaling,
-            rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            qk_norm=is_qwen3,
-            attention_bias=kind == "qwen2",
-            tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            max_positions=positions,
-            bos_id=raw.get("bos_token_id"),
-            eos_id=eos[0] if isinstance(eos, list) else eos,
-            pad_id=raw.get("pad_token_id"),
-        )
-    except TypeError as error:
-        raise ValueError(f"{path}: a field that should be a number is not ({error})") from error
+        return DecoderConfig(**shape)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def config_json(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -227,8 +249,12 @@ def link_folder(source: Path | str, target: Path | str, max_positions: int) -> N
 
 def _files(folder: Path) -> list[Path]:
     """The weight files of a folder: those its index names, or the single one."""
-    index = folder / INDEX
-    names = sorted(set(read_json_object(index).get("weight_map", {}).values())) if index.exists() else [WEIGHTS]
+    index, names = folder / INDEX, [WEIGHTS]
+    if index.exists():
+        places = read_json_object(index)["weight_map"]
+        if not isinstance(places, dict) or not places:
+            raise ValueError(f"{index}: weight_map names no file")
+        names = sorted(set(places.values()))
     files = [folder / name for name in names]
     for file in files:
         if not file.is_file():

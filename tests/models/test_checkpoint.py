@@ -176,13 +176,25 @@ def test_saving_over_a_folder_keeps_its_tokenizer_and_drops_stale_shards(folder:
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"attention_bias": True}, "attention_bias=True"),
-        ({"hidden_size": None}, "should be a number"),
+        ({"hidden_size": None}, r"config.json: hidden_size=None: a number above 0 is expected"),
+        ({"num_attention_heads": 0}, r"config.json: num_attention_heads=0: a number above 0 is expected"),
+        ({"vocab_size": "many"}, r"config.json: vocab_size='many': a number above 0 is expected"),
+        ({"intermediate_size": 64.5}, r"config.json: intermediate_size=64.5: a whole number is expected"),
+        ({"rope_parameters": None, "rope_theta": "x"}, r"config.json: rope_theta='x': a number above 0 is expected"),
+        ({"rope_parameters": [1]}, r"config.json: rope_parameters=\[1\]: keys with values are expected"),
+        ({"num_key_value_heads": 3}, r"config.json: num_heads=4 is not a multiple of num_kv_heads=3"),
     ],
 )
 def test_unsupported_configs_are_named(folder: Path, changes: dict[str, object], words: str) -> None:
     _edit(folder, **changes)
     with pytest.raises(ValueError, match=words):
         load_decoder(folder)
+
+
+def test_the_first_of_several_end_tokens_counts_and_an_empty_list_has_none(folder: Path) -> None:
+    for ends, found in (([7, 9], 7), ([], None), (5, 5)):
+        _edit(folder, eos_token_id=ends)
+        assert load_config(folder).eos_id == found
 
 
 def test_rope_theta_is_read_from_either_place(folder: Path) -> None:
@@ -313,6 +325,11 @@ def test_bad_folders_are_one_clear_error(folder: Path, tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(ValueError, match=r"model.safetensors is missing"):
         load_decoder(folder)
+
+    for index, words in (("{}", "weight_map is missing"), ('{"weight_map": {}}', "weight_map names no file")):
+        (folder / "model.safetensors.index.json").write_text(index)
+        with pytest.raises(ValueError, match=f"model.safetensors.index.json: {words}"):
+            content_hash(folder)
 
     (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match="not valid JSON"):
