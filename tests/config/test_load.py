@@ -128,7 +128,11 @@ def test_kv8_suffix_adds_the_cache_format() -> None:
     assert load(["precision=int8+kv8", "precision=fp8_block"]).precision == load(["precision=fp8_block"]).precision
 
 
-@pytest.mark.parametrize("path", ["/models/my (1) model", "a=b", "it's", "plain/path-1.5", "{x}, [y]"])
+@pytest.mark.parametrize(
+    "path",
+    ["/models/my (1) model", "a=b", "it's", "plain/path-1.5", "{x}, [y]", "modèle", "ends in \\", "a\\'b", "\\\\",
+     "C:\\x", "null", "True", "1e3", "-08", ".5", "nan"],
+)  # fmt: skip
 def test_a_quoted_word_is_read_as_it_was(path: str) -> None:
     assert load(["model=hf", f"model.path={quoted(path)}"]).model.path == path
 
