@@ -43,6 +43,8 @@ from methods import method_named
 APART = ("exceptions", "adapters", "samplers")
 """Fields of a plan that are more than the name of a format."""
 CORRECTED = tuple(field.name for field in fields(Correction))
+FIRST = Step(index=0, total=1, seed=0)
+"""The step by which parts are asked what they need before anything runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,10 +248,10 @@ def compose(config: RunConfig) -> Composed:
 def advice(config: RunConfig, composed: Composed) -> list[str]:
     """Remarks on settings that are allowed and change nothing, one line each. `config`: as it was given, before the
     method's own settings take the place of its."""
-    algo, method, first = config.algo, composed.method, Step(index=0, total=1, seed=0)
-    updates, remarks = algo.num_minibatches * algo.num_epochs, list[str]()
+    algo, method = config.algo, composed.method
+    updates, remarks = algo.num_updates, list[str]()
     for part in composed.parts:
-        name, needs, hooks = type(part).__name__, part.needs(first), own_hooks(part)
+        name, needs, hooks = type(part).__name__, part.needs(FIRST), own_hooks(part)
         if updates < part.needs_updates:
             remarks.append(
                 f"{name} changes nothing below {part.needs_updates} updates per rollout batch, this run has {updates}: "
@@ -295,8 +297,8 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
                 raise ValueError(
                     f"algo.{key}={getattr(config.algo, key)}: {type(part).__name__} needs {' or '.join(valid)}"
                 )
-    adapters, first = composed.plan.adapters, Step(index=0, total=1, seed=0)
-    shadowed = [type(p).__name__ for p in parts if "shadow" in p.needs(first)]
+    adapters = composed.plan.adapters
+    shadowed = [type(p).__name__ for p in parts if "shadow" in p.needs(FIRST)]
     if shadowed and adapters is not None and adapters.is_trained:
         raise ValueError(f"{shadowed[0]} needs an unquantized forward, which trained adapters do not have")
     weighting = [type(p).__name__ for p in parts if p.sets_weight]
@@ -311,7 +313,7 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
         _check_samplers(config, composed)
     if composed.plan.sampler == "trainer" and config.precision.kv is not None:
         raise ValueError(f"precision={config.precision.name}: method {composed.method.name} samples without a cache")
-    if config.engine.top_p != 1.0 and not any("allowed_ids" in p.needs(first) for p in parts):
+    if config.engine.top_p != 1.0 and "allowed_ids" not in composed.needs(FIRST):
         raise ValueError(
             f"engine.top_p={config.engine.top_p}: truncated sampling is not what is scored; valid: 1.0, or a part that "
             "keeps the sampling mask (keep_sampling_mask.KeepSamplingMask)"
@@ -347,7 +349,8 @@ def _check_samplers(config: RunConfig, composed: Composed) -> None:
 
 
 def check_supported(composed: Composed, supports: frozenset[str], engine: str, extras: frozenset[str]) -> None:
-    """Refuse what the backend cannot do: formats the engine lacks, batch extras the trainer cannot compute."""
+    """Raises ValueError, one line, for what the backend cannot do: formats the engine lacks, batch extras the trainer
+    cannot compute."""
     plan = composed.plan
     wanted = {
         f"{name}:{fmt.name}"
@@ -357,10 +360,7 @@ def check_supported(composed: Composed, supports: frozenset[str], engine: str, e
     }
     if plan.samplers:
         wanted.add("samplers")
-    if any("allowed_ids" in part.needs(Step(index=0, total=1, seed=0)) for part in composed.parts):
-        wanted.add("allowed_ids")
-    if any("routing" in part.needs(Step(index=0, total=1, seed=0)) for part in composed.parts):
-        wanted.add("routing")
+    wanted |= {"allowed_ids", "routing"} & composed.needs(FIRST)
     wanted |= {f"rollout_weights:{fmt.name}" for _, fmt in plan.exceptions if fmt is not None}
     wanted.add(f"sampler:{plan.sampler or 'cached'}")
     if at_rollout(plan.adapters) is not None:
@@ -370,7 +370,7 @@ def check_supported(composed: Composed, supports: frozenset[str], engine: str, e
     if missing := sorted(wanted - supports):
         raise ValueError(f"engine={engine}: cannot do {', '.join(missing)} of method {composed.method.name}")
     for part in composed.parts:
-        if lacking := sorted(part.needs(Step(index=0, total=1, seed=0)) - extras):
+        if lacking := sorted(part.needs(FIRST) - extras):
             raise ValueError(f"{type(part).__name__} needs {', '.join(lacking)}; the trainer offers {sorted(extras)}")
 
 

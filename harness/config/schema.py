@@ -228,6 +228,11 @@ class AlgoConfig:
     overlong_filter: bool = False
     """Truncated responses leave the loss."""
 
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates per rollout batch."""
+        return self.num_minibatches * self.num_epochs
+
     def __post_init__(self) -> None:
         if self.gen_prompts is not None and not self.dynamic_sampling:
             raise ValueError(
