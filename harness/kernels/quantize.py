@@ -20,6 +20,7 @@ from harness.numerics import scales
 from harness.numerics.formats import FORMATS, Format
 from harness.numerics.rounding import CASTS
 from harness.numerics.scales import FLOAT32_TINY, RULES, SMALLEST, largest_code
+from harness.numerics.tiles import stored_shape
 
 SINGLE_READ = 8192
 """Columns of a row that a program keeps in registers; a longer row is read a second time, through the L2 cache."""
@@ -72,7 +73,8 @@ def quantize_into(
     """
     found = kind(fmt)
     if found is None:
-        raise ValueError(f"format {fmt.name} has no kernel; valid: {', '.join(filter(_has_kernel, FORMATS))}")
+        valid = ", ".join(name for name, known in FORMATS.items() if kind(known) is not None)
+        raise ValueError(f"format {fmt.name} has no kernel; valid: {valid}")
     _check(w, fmt, found, out, out_scale, base)
     if found == "nvfp4" and (level is None or is_scale_given):
         raise ValueError(f"format {fmt.name} needs a level, and makes its block scales itself")
@@ -86,10 +88,6 @@ def quantize_into(
     launch = {"block": _launch_block, "group": _launch_group, "nvfp4": _launch_nvfp4}.get(found, _launch_rows)
     with torch.cuda.device_of(w):
         launch(w, out, out_scale, fmt, level, how)
-
-
-def _has_kernel(name: str) -> bool:
-    return kind(FORMATS[name]) is not None
 
 
 def update_amax(w: Tensor, amax: Tensor, *, base: torch.dtype) -> None:
@@ -118,15 +116,12 @@ def _check(w: Tensor, fmt: Format, found: str, out: Tensor, out_scale: Tensor, b
     rows, columns = w.shape
     if found == "nvfp4" and columns % 2:
         raise ValueError(f"w has {columns} columns; {fmt.name} packs two per byte")
+    codes, wanted = {
+        "group": ((rows, -(-columns // 8)), torch.int32),
+        "nvfp4": ((rows, columns // 2), torch.uint8),
+    }.get(found, ((rows, columns), torch.float8_e4m3fn if fmt.element == "e4m3" else torch.int8))
     assert fmt.tile is not None
-    codes, wanted = (rows, columns), torch.float8_e4m3fn if fmt.element == "e4m3" else torch.int8
-    scale = {"tensor": (), "row": (rows, 1), "block": (-(-rows // 128), -(-columns // 128))}.get(
-        found, (rows, -(-columns // max(fmt.tile[1], 1)))
-    )
-    if found in ("group", "nvfp4"):
-        codes, wanted = (
-            ((rows, -(-columns // 8)), torch.int32) if found == "group" else ((rows, columns // 2), torch.uint8)
-        )
+    scale = stored_shape(fmt.tile, (rows, columns))
     if out.shape != codes or out.dtype != wanted:
         raise ValueError(f"out is {out.dtype} {tuple(out.shape)}; {fmt.name} of {tuple(w.shape)} is {wanted} {codes}")
     if found == "tensor" and out_scale.dtype != torch.float32:

@@ -14,6 +14,7 @@ from math import prod
 from harness.numerics.formats import MACRO, Adapters, Format, at_rollout
 from harness.numerics.nf4 import OUTER_BLOCK
 from harness.numerics.rounding import INT_BITS
+from harness.numerics.tiles import stored_shape
 
 ELEMENT_BITS: dict[str, int] = {
     "fp32": 32, "bf16": 16, "fp16": 16, "e4m3": 8, "e5m2": 8, "e2m1": 4, "nf4": 4, **INT_BITS,
@@ -35,7 +36,7 @@ def stored_bits(shape: Shape, fmt: Format | None) -> int:
     if fmt.element == "nf4":  # blocks run along the flattened matrix
         tiles = -(-count // fmt.tile[1])
     else:
-        tiles = prod(-(-size // (tile or size)) for size, tile in zip(shape, fmt.tile, strict=True))
+        tiles = prod(stored_shape(fmt.tile, shape))
     if fmt.double_quant:
         return bits + 8 * tiles + 32 * -(-tiles // OUTER_BLOCK) + 32
     has_groups = fmt.element in INT_BITS and fmt.tile[1] > 0
