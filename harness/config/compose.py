@@ -375,8 +375,10 @@ def check_supported(composed: Composed, supports: frozenset[str], engine: str, e
 
 
 def check_passport(plan: Plan, passport: Passport) -> None:
-    """The realized plan must be the planned one. Raises RuntimeError naming the first tensor that is not."""
-    wrong: list[str] = []
+    """The realized plan must be the planned one. Raises RuntimeError naming the first tensor that is not, and for a
+    passport that lists no weights or no inputs."""
+    listed = {"weights": passport.weights, "inputs": passport.acts}
+    wrong = [f"the passport lists no {what}" for what, found in listed.items() if not found]
     if (adapters := at_rollout(plan.adapters)) is not None:
         held = {record.name for record in passport.weights}
         targets = [r.name for r in passport.weights if r.name.endswith(tuple(f"{t}.weight" for t in adapters.targets))]
@@ -389,18 +391,20 @@ def check_passport(plan: Plan, passport: Passport) -> None:
     for record in passport.weights:
         fmt = weight_format(plan, record.name)
         is_plain = record.format in CASTS or record.name.endswith(".residual_channels")
-        if not is_plain if fmt is None else record.format != fmt.name:
+        is_right = is_plain if fmt is None else record.format == fmt.name
+        if not is_right:
             wrong.append(f"{record.name} is {record.format}, planned {'not quantized' if fmt is None else fmt.name}")
     acts = plan.rollout_acts.name if plan.rollout_acts is not None else None
     for name, realized in passport.acts.items():
         planned = acts if weight_format(plan, name) is not None else None
-        if realized != planned if planned is not None else realized not in CASTS:
+        is_right = realized in CASTS if planned is None else realized == planned
+        if not is_right:
             wrong.append(f"inputs of {name} are {realized}, planned {planned or 'not quantized'}")
     kv = plan.rollout_kv.name if plan.rollout_kv is not None else None
     if passport.kv != kv:
-        wrong.append(f"the KV cache is {passport.kv}, planned {kv}")
+        wrong.append(f"the KV cache is {passport.kv or 'not quantized'}, planned {kv or 'not quantized'}")
     if passport.sampler != (plan.sampler or "cached"):
-        wrong.append(f"the sampler is {passport.sampler}, planned {plan.sampler}")
+        wrong.append(f"the sampler is {passport.sampler}, planned {plan.sampler or 'cached'}")
     if wrong:
         raise RuntimeError(f"a format did not take effect: {wrong[0]} ({len(wrong)} differences)")
 
