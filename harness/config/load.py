@@ -313,12 +313,15 @@ def split_launch(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """
     rest, values = list[str](), dict[str, Any]()
     for override in overrides:
-        if not override.startswith("launch."):
+        bare = override.lstrip("+")
+        if not bare.startswith("launch."):
             rest.append(override)
             continue
-        name, separator, _ = override.removeprefix("launch.").partition("=")
-        if not separator or name not in TUNABLE:
+        name, separator, _ = bare.removeprefix("launch.").partition("=")
+        if name not in TUNABLE:
             raise ValueError(f"{override}: launch has no such setting; {nearest(name, TUNABLE)}")
+        if not separator:
+            raise ValueError(f"{override!r} is not of the form key=value")
         if _parsed(override).is_sweep_override():
             raise ValueError(f"{override}: one value is expected")
         values[name] = _parsed(override).value()

@@ -49,7 +49,7 @@ def known_parts(config: RunConfig) -> tuple[Part, ...]:
     if len(set(names)) < len(names):
         raise ValueError(f"parts={names}: the same part twice")
     for name in config.knobs:
-        if name not in (offered := [*names, *_parts()]):
+        if name not in names and name not in (offered := [*names, *_parts()]):
             raise ValueError(f"knobs.{name}: method={config.method} has no such part; {nearest(name, offered)}")
     return tuple(_with_knobs(part, config.knobs.get(type(part).__name__, {})) for part in parts)
 
@@ -97,7 +97,7 @@ def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None)
         config,
         task=_with_data(config.task),
         evaluations=tuple(_with_data(evaluation) for evaluation in config.evaluations),
-        knobs={type(p).__name__: stated_knobs(p) for p in parts if stated_knobs(p)},
+        knobs={type(p).__name__: stated for p in parts if (stated := stated_knobs(p))},
         model=model,
         trainer=replace(trainer_of(config, parts), lr=lr),
         algo=fixed_algo(method, config.algo),
