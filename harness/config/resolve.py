@@ -80,7 +80,11 @@ def _with_knobs(part: Part, values: Mapping[str, Any]) -> Part:
 
 
 def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None) -> RunConfig:
-    """Fill in everything that is implied, so that the run id covers it: knobs, learning rate, aggregation, hashes."""
+    """Fill in everything that is implied, so that the run id covers it: knobs, learning rate, aggregation, hashes.
+
+    `content_hash`: folder of a model -> the hash that stands for it in the id; None: it keeps the one that it has.
+    Raises ValueError, one line, for a folder that is none, and as `choose_parts` and `fixed_algo`.
+    """
     method = method_named(config.method)
     parts = choose_parts(config)
     lr = config.trainer.lr

@@ -29,7 +29,8 @@ def quantize_nf4(
     """float32 `w` of any shape -> (codes uint8 of its shape, scale, offset, outer scale).
 
     scale: absmax float32 [ceil(numel / 64)], or its uint8 indices where `is_double`, with offset [] and outer scale
-    [ceil(blocks / 256)], float32. `absmax` given: frozen maxima (not with `is_double`). A zero block gives code 7.
+    [ceil(blocks / 256)], float32. `absmax` given: frozen maxima. A zero block gives code 7. Raises ValueError for
+    maxima of another number of blocks, and with `is_double`.
     """
     blocks = _by_blocks(w.reshape(-1), BLOCK)
     if absmax is None:

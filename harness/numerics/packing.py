@@ -43,7 +43,7 @@ def pack_int32(codes: Tensor, num_bits: int, *, dim: Literal[0, 1] = 1) -> Tenso
 
 
 def pack_fp4(codes: Tensor) -> Tensor:
-    """E2M1 codes uint8 [..., K] (K even) -> uint8 [..., K/2], the even element in the low nibble."""
+    """E2M1 codes uint8 [..., K] -> uint8 [..., K/2], the even element in the low nibble. ValueError for odd K."""
     if codes.shape[-1] % 2:
         raise ValueError(f"the last axis has {codes.shape[-1]} codes; two per byte need an even number")
     return codes[..., ::2] | (codes[..., 1::2] << 4)
