@@ -15,7 +15,7 @@ from harness.config.load import parse
 from harness.config.outside import sources_of
 from harness.config.schema import AlgoConfig, EvaluationConfig, PrecisionConfig, RunConfig, TaskConfig, TrainerConfig
 from harness.foundation.data_hash import data_hash
-from harness.foundation.did_you_mean import nearest
+from harness.foundation.did_you_mean import listed, nearest
 from harness.numerics.formats import format_or_none
 from methods import METHODS, method_named
 
@@ -31,10 +31,7 @@ def choose_parts(config: RunConfig) -> tuple[Part, ...]:
     parts = known_parts(config)
     for name in [name for name in config.knobs if name not in {type(part).__name__ for part in parts}]:
         having = [m.name for m in METHODS.values() if name in (type(part).__name__ for part in m.parts)]
-        more = f" and {len(having) - 3} more" if len(having) > 3 else ""
-        raise ValueError(
-            f"knobs.{name}: method={config.method} has no such part; it is in {', '.join(having[:3])}{more}"
-        )
+        raise ValueError(f"knobs.{name}: method={config.method} has no such part; it is in {listed(having, 3)}")
     return parts
 
 

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from harness.foundation.did_you_mean import listed
 from harness.foundation.json_object import read_json_object
 from harness.foundation.seeds import generator
 from harness.foundation.whole_folder import replacing
@@ -298,7 +299,7 @@ def load_decoder(folder: Path | str, *, max_positions: int | None = None) -> Dec
                 params[name].copy_(tensor.to(torch.float32))
                 del shapes[name]
     if shapes or unknown:
-        raise ValueError(f"{folder}: missing tensors {_some(shapes)}; unknown tensors {_some(unknown)}")
+        raise ValueError(f"{folder}: missing tensors {listed(shapes)}; unknown tensors {listed(unknown)}")
     if tied is not None and not torch.equal(tied.to(torch.float32), params["model.embed_tokens.weight"]):
         raise ValueError(f"{folder}: tie_word_embeddings is true but lm_head.weight differs from the embedding")
     return model
@@ -309,11 +310,6 @@ def empty_decoder(folder: Path | str) -> Decoder:
     Only the folder's config.json is read; raises ValueError as `load_config`."""
     with torch.device("meta"):
         return Decoder(load_config(folder))
-
-
-def _some(names: list[str] | dict[str, tuple[int, ...]]) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "") if listed else "none"
 
 
 @torch.no_grad()
@@ -328,7 +324,7 @@ def save_decoder(model: Decoder, folder: Path | str, dtype: torch.dtype = torch.
     state = {name: tensor for name, tensor in model.state_dict().items() if name in shapes}
     wrong = [name for name, shape in shapes.items() if name not in state or tuple(state[name].shape) != shape]
     if wrong:
-        raise ValueError(f"the model is not a plain decoder: {_some(wrong)} missing or misshapen")
+        raise ValueError(f"the model is not a plain decoder: {listed(wrong)} missing or misshapen")
     values = config_json(model.config, dtype)
     with replacing(folder) as scratch:
         for file in folder.iterdir() if folder.is_dir() else ():
