@@ -26,6 +26,7 @@ Positive: TypeAlias = Annotated[float, Field(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 BaseOptimizer: TypeAlias = Literal["adamw", "muon"]
 
 
@@ -103,7 +104,7 @@ class BaseConfig:
     __pydantic_config__ = _STRICT
     n: Count | None = field(default=None, metadata={"sparse": True})
     """Problem size that the base is trained for, without a `curriculum` the only one it sees; null: the task's own."""
-    target_accuracy: Annotated[float, Field(ge=0, le=1)] = 0.40
+    target_accuracy: Fraction = 0.40
     eval_every: Count = 5
     num_eval: Count = 512
     max_steps: Count = 400
@@ -114,21 +115,21 @@ class BaseConfig:
     """Problem sizes that are learnt first, those below the task's own (`harness.start.base_training`)."""
     lr_power: NotNegative = field(default=0.0, metadata={"sparse": True})
     """Power with which the learning rate falls as the curriculum's size grows; 0: not at all."""
-    batch_tokens: int = field(default=0, metadata={"sparse": True})
+    batch_tokens: Whole = field(default=0, metadata={"sparse": True})
     """Tokens of a batch of packed documents, for a task in words (`harness.start.text_training`), whose `curriculum`
     holds the ends of the ranges of sizes that are mixed; `batch_size` and `lr_power` are then without effect."""
     lr_factor: Positive = field(default=1.0, metadata={"sparse": True})
     """Factor on `model.sft_lr`, for a task in words."""
-    decay_from: float = field(default=0.6, metadata={"sparse": True})
+    decay_from: Share = field(default=0.6, metadata={"sparse": True})
     """Share of `max_steps` after which the learning rate falls, for a task in words."""
     optimizer: BaseOptimizer = field(default="adamw", metadata={"sparse": True})
     """For a task in words: `muon` learns the matrices of the layers by Muon, all else by AdamW."""
-    average: float = field(default=0.0, metadata={"sparse": True})
+    average: Fraction = field(default=0.0, metadata={"sparse": True})
     """Share of the steps so far over which the weights of the base are averaged, for a task in words; 0: not at all."""
-    tolerance: float = field(default=0.0, metadata={"sparse": True})
+    tolerance: Fraction = field(default=0.0, metadata={"sparse": True})
     """Accuracy by which a base may pass its target, for a task in words; beyond it the base is a point between the
     weights of the last two evaluations; 0: no limit."""
-    weight_decay: float = field(default=0.1, metadata={"sparse": True})
+    weight_decay: NotNegative = field(default=0.1, metadata={"sparse": True})
     """For a task in words."""
 
 
@@ -230,6 +231,11 @@ class AlgoConfig:
     overlong_filter: bool = False
     """Truncated responses leave the loss."""
 
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates per rollout batch."""
+        return self.num_minibatches * self.num_epochs
+
     def __post_init__(self) -> None:
         if self.gen_prompts is not None and not self.dynamic_sampling:
             raise ValueError(
@@ -283,7 +289,7 @@ class TrainerConfig:
     grad_clip: Positive = 1.0
     warmup_steps: Whole = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = field(default=0.0, metadata={"sparse": True})
+    min_lr_ratio: Fraction = field(default=0.0, metadata={"sparse": True})
     """Share of `lr` at which the schedule ends."""
     eval_every: Count = 20
     compute: Literal["fp32", "bf16"] | None = field(default=None, metadata={"sparse": True})

@@ -1,4 +1,4 @@
-"""The end of every error message about a name: what was probably meant, and what is valid."""
+"""Names in error messages: what was probably meant, what is valid, and long lists cut short."""
 
 from __future__ import annotations
 
@@ -19,3 +19,10 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     if len(names) <= LONG or not close:
         hints.append(f"valid: {', '.join(names) or 'none'}")
     return "; ".join(hints)
+
+
+def listed(names: Iterable[str], most: int = 4) -> str:
+    """The first few names, and how many more; "none" for none."""
+    known = [*names]
+    more = f" and {len(known) - most} more" if len(known) > most else ""
+    return f"{', '.join(known[:most]) or 'none'}{more}"

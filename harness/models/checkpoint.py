@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from harness.foundation.did_you_mean import listed
 from harness.foundation.json_object import read_json_object
 from harness.foundation.seeds import generator
 from harness.foundation.whole_folder import replacing
@@ -95,7 +96,8 @@ def _rope(raw: dict[str, Any], path: Path, positions: int) -> tuple[float, tuple
     """(base, scaling) from `rope_parameters` (transformers 5), else from `rope_theta` and `rope_scaling` (4).
 
     The positions that scaling starts from are always written out: without them they would be those of the model,
-    which `model.max_positions` changes. Raises ValueError for kinds of scaling that the decoder does not do.
+    which `model.max_positions` changes. Raises ValueError for kinds of scaling that the decoder does not do, and for
+    what is no number.
     """
     key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     if not isinstance(raw.get(key) or {}, dict):
@@ -264,8 +266,12 @@ def link_folder(source: Path | str, target: Path | str, max_positions: int) -> N
 
 def _files(folder: Path) -> list[Path]:
     """The weight files of a folder: those its index names, or the single one."""
-    index = folder / INDEX
-    names = sorted(set(read_json_object(index).get("weight_map", {}).values())) if index.exists() else [WEIGHTS]
+    index, names = folder / INDEX, [WEIGHTS]
+    if index.exists():
+        places = read_json_object(index)["weight_map"]
+        if not isinstance(places, dict) or not places:
+            raise ValueError(f"{index}: weight_map names no file")
+        names = sorted(set(places.values()))
     files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
@@ -309,7 +315,7 @@ def load_decoder(folder: Path | str, *, max_positions: int | None = None) -> Dec
                 params[name].copy_(tensor.to(torch.float32))
                 del shapes[name]
     if shapes or unknown:
-        raise ValueError(f"{folder}: missing tensors {_some(shapes)}; unknown tensors {_some(unknown)}")
+        raise ValueError(f"{folder}: missing tensors {listed(shapes)}; unknown tensors {listed(unknown)}")
     if tied is not None and not torch.equal(tied.to(torch.float32), params["model.embed_tokens.weight"]):
         raise ValueError(f"{folder}: tie_word_embeddings is true but lm_head.weight differs from the embedding")
     return model
@@ -320,11 +326,6 @@ def empty_decoder(folder: Path | str) -> Decoder:
     Only the folder's config.json is read; raises ValueError as `load_config`."""
     with torch.device("meta"):
         return Decoder(load_config(folder))
-
-
-def _some(names: list[str] | dict[str, tuple[int, ...]]) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "") if listed else "none"
 
 
 @torch.no_grad()
@@ -339,7 +340,7 @@ def save_decoder(model: Decoder, folder: Path | str, dtype: torch.dtype = torch.
     state = {name: tensor for name, tensor in model.state_dict().items() if name in shapes}
     wrong = [name for name, shape in shapes.items() if name not in state or tuple(state[name].shape) != shape]
     if wrong:
-        raise ValueError(f"the model is not a plain decoder: {_some(wrong)} missing or misshapen")
+        raise ValueError(f"the model is not a plain decoder: {listed(wrong)} missing or misshapen")
     values = config_json(model.config, dtype)
     with replacing(folder) as scratch:
         for file in folder.iterdir() if folder.is_dir() else ():

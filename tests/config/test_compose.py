@@ -258,6 +258,20 @@ def test_a_format_that_did_not_take_effect_is_fatal() -> None:
             check_passport(plan, wrong)
 
 
+def test_a_passport_that_lists_nothing_and_one_of_another_sampler_or_cache_are_fatal() -> None:
+    plan = Plan(rollout_weights=format_named("int8_channel"), rollout_acts=format_named("int8_token"))
+    good, begin = passport("int8_channel"), "a format did not take effect: "
+    for changes, words in (
+        ({"weights": ()}, "the passport lists no weights (1 differences)"),
+        ({"acts": {}}, "the passport lists no inputs (1 differences)"),
+        ({"sampler": "trainer"}, "the sampler is trainer, planned cached (1 differences)"),
+        ({"kv": "e4m3_kv"}, "the KV cache is e4m3_kv, planned not quantized (1 differences)"),
+    ):
+        with pytest.raises(RuntimeError) as caught:
+            check_passport(plan, replace(good, **changes))
+        assert str(caught.value) == begin + words
+
+
 def test_inputs_that_nobody_planned_to_quantize_are_fatal() -> None:
     """vLLM's CPU build does that to 4-bit weights where the processor has AMX tiles, unless told not to."""
     plan = Plan(rollout_weights=format_named("int4_g32"))

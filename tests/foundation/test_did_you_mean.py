@@ -1,10 +1,10 @@
-"""The end of an error about a name: what is near, and what is valid."""
+"""Names in errors: what is near, what is valid, and long lists."""
 
 from __future__ import annotations
 
 import pytest
 
-from harness.foundation.did_you_mean import nearest
+from harness.foundation.did_you_mean import listed, nearest
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,8 @@ from harness.foundation.did_you_mean import nearest
 )
 def test_what_was_probably_meant_and_what_is_valid(name: str, choices: list[str], expected: str) -> None:
     assert nearest(name, choices) == expected
+
+
+def test_long_lists_are_cut_short() -> None:
+    assert [listed("abcde"[:n]) for n in (0, 1, 4, 5)] == ["none", "a", "a, b, c, d", "a, b, c, d and 1 more"]
+    assert listed({"x": 1, "y": 2, "z": 3}, 1) == "x and 2 more"

@@ -340,6 +340,11 @@ def test_bad_folders_are_one_clear_error(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model.safetensors is missing"):
         load_decoder(folder)
 
+    for index, words in (("{}", "weight_map is missing"), ('{"weight_map": {}}', "weight_map names no file")):
+        (folder / "model.safetensors.index.json").write_text(index)
+        with pytest.raises(ValueError, match=f"model.safetensors.index.json: {words}"):
+            content_hash(folder)
+
     (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match="not valid JSON"):
         load_decoder(folder)
