@@ -388,6 +388,8 @@ class Part:
     """True where the trained weights are meant to be used in the rollout's format: the method is ranked as deployed."""
     needs_updates: ClassVar[int] = 1
     """Updates per rollout batch below which the part changes nothing; fewer are warned of."""
+    needs_steps: ClassVar[int] = 1
+    """Steps of a run below which the part changes nothing; fewer are warned of."""
     tuned: ClassVar[tuple[str, ...]] = ()
     """Knobs whose defaults suit the models made here: with a Hugging Face model they must be given."""
     idle_by: ClassVar[Mapping[str, str]] = {}
@@ -406,6 +408,10 @@ class Part:
         """Formats that the part asks for; `rollout` is the plan of the precision axis. Raises ValueError, one line,
         where the part cannot go with it: the run is then refused before anything starts."""
         return Plan()
+
+    def check(self, plan: Plan, earlier: Sequence[Part], num_layers: int | None) -> None:
+        """Raises ValueError, one line, where the part cannot work under the merged plan, behind the `earlier` parts or
+        in a decoder of so many layers (None: not known yet): the run is then refused before anything starts."""
 
     def idle(self, plan: Plan) -> frozenset[str]:
         """Names of its hooks that change nothing under this plan and these knobs: a backend may lack them, and where

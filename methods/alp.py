@@ -13,7 +13,7 @@ results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -21,7 +21,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from harness.api import Method, Part, Step
+from harness.api import Method, Part, Plan, Step
 from harness.foundation.seeds import generator
 from methods.naive import LOW_BIT
 
@@ -44,13 +44,17 @@ class ALP(Part):
         if self.first < 0 or (self.count is not None and self.count < 1):
             raise ValueError(f"ALP.first, count: {self.first}, {self.count} (choose 0 or more, and 1 or more or null)")
 
+    def check(self, plan: Plan, earlier: Sequence[Part], num_layers: int | None) -> None:
+        if num_layers is not None and self.first >= num_layers:
+            raise ValueError(
+                f"knobs.ALP.first={self.first}: the model has {num_layers} layers; valid: 0 to {num_layers - 1}"
+            )
+
     def during_update(self, model: nn.Module, step: Step, number: int) -> AbstractContextManager[object]:
         backbone = cast("nn.Module", model.model)
         layers = list(enumerate(cast("nn.ModuleList", backbone.layers)))[self.first :]
-        layers = layers[: self.count]
-        if not layers:
-            raise ValueError(f"ALP.first: {self.first} is beyond the model's layers")
-        return noisy(cast("nn.Module", backbone.embed_tokens), layers, self.std, (step.seed, step.index, number))
+        seed = (step.seed, step.index, number)
+        return noisy(cast("nn.Module", backbone.embed_tokens), layers[: self.count], self.std, seed)
 
 
 @contextmanager

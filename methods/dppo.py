@@ -89,7 +89,10 @@ class DPPO(Part):
 
     @property
     def modes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Weights of bypass_pg have the current policy in them, as a ratio to the old one has."""
+        """The bypass modes have no policy before the update for the mask: in verl the sampler takes its place. Weights
+        of bypass_pg have the current policy in them, as a ratio to the old one has."""
+        if self.mask_anchor == "old":
+            return ("decoupled",)
         return ("decoupled", "bypass_ppo") if self.ratio_anchor == "old" else ()
 
     def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch, memory: Memory) -> Correction:

@@ -54,6 +54,19 @@ class LengthDecay(Part):
         if not 0 <= self.floor <= 1:
             raise ValueError(f"LengthDecay.floor: {self.floor} (choose 0 to 1)")
 
+    @property
+    def needs_steps(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Steps of the shortest run that ends at a smaller rate: its responses surge right behind the baseline."""
+        if self.period is not None:
+            return self.period + 1
+        surge = self.baseline_steps + 1
+        period = self._period(surge)
+        return 1 + (surge + period if self.counts_from == "surge" else max(surge, period))
+
+    def _period(self, surge: int) -> int:
+        """Steps between two halvings after a surge at step number `surge`."""
+        return max(1, round(self.period_factor * surge))
+
     def update_lr_factor(self, b: TokenBatch, memory: Memory) -> float:
         step = b.step.index
         if self.period is not None:
@@ -67,8 +80,7 @@ class LengthDecay(Part):
         if "surge_step" not in memory:
             return 1.0
         surge = int(memory["surge_step"])
-        period = max(1, round(self.period_factor * surge))
-        return max(self.floor, 0.5 ** halvings(step, surge, period, self.counts_from))
+        return max(self.floor, 0.5 ** halvings(step, surge, self._period(surge), self.counts_from))
 
     def _close_step(self, memory: Memory) -> None:
         """Judge the step that is over, and begin the next one."""

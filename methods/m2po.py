@@ -54,6 +54,11 @@ class M2Mask(Part):
         if self.tau < 0 or self.at_least < 0:
             raise ValueError(f"{type(self).__name__}.tau, at_least: {self.tau}, {self.at_least} must be 0 or more")
 
+    @property
+    def modes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The bypass modes have no policy before the update: in verl the sampler takes its place."""
+        return ("decoupled",) if self.policy == "old" else ()
+
     def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch, memory: Memory) -> Correction:
         d = (logp if self.policy == "current" else b.old_logp) - b.rollout_logp
         counted = b.mask & torch.isfinite(d)

@@ -38,6 +38,11 @@ class OPSM(Part):
     def needs_updates(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return 2 if self.anchor == "old" else 1
 
+    @property
+    def modes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The bypass modes have no policy before the update: in verl the sampler takes its place."""
+        return ("decoupled",) if self.anchor == "old" else ()
+
     def correct_update(self, c: Correction, logp: Tensor, b: TokenBatch, memory: Memory) -> Correction:
         drift = -log_rho(logp, anchor_logp(b, self.anchor), b.mask, "geometric")
         return replace(c, keep=c.keep & ~((b.adv < 0) & (drift > self.delta)))

@@ -10,6 +10,7 @@ Left out: FlatQuant with W4A4KV4, and a teacher during RL.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -67,12 +68,18 @@ class KD(Part):
         if not 0.0 < self.lr < float("inf"):
             raise ValueError(f"KD.lr: {self.lr} is no learning rate (choose a positive one)")
 
+    def check(self, plan: Plan, earlier: Sequence[Part], num_layers: int | None) -> None:
+        wrapping = [p for p in earlier if type(p).wrap is not Part.wrap and "wrap" not in p.idle(plan)]
+        if self.objective != "none" and not wrapping:
+            raise ValueError(
+                f"knobs.KD.objective={self.objective}: no part before KD quantizes the student, so it would be its own "
+                "teacher; valid: none, or parts=[qat_kd.GPTQStart,qat_kd.KD]"
+            )
+
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         if self.objective == "none":
             return None, {}
         student, teacher = site.wrap(site.build(site.checkpoint)), site.build(site.original).requires_grad_(False)
-        if site.checkpoint == site.original and {*map(type, student.modules())} == {*map(type, teacher.modules())}:
-            raise ValueError("KD: the student is its own teacher; put a part that quantizes it before KD (GPTQStart)")
 
         def loss_of(logits: Tensor, batch: Texts) -> Tensor:
             mask = batch.predicted(self.tokens)

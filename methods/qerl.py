@@ -17,13 +17,13 @@ paper's table; its scripts end at 1e-4, its section 4.1 starts at 5e-2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from harness.api import Fixed, Memory, Method, Part, Plan, Site, Step, WeightStream, base_dtype, weight_format
+from harness.api import Fixed, Memory, Method, Part, Plan, Step, WeightStream, base_dtype, weight_format
 from harness.foundation.seeds import generator
 from harness.numerics.formats import format_named
 from harness.numerics.noise_schedule import Decay, Definition, stage, stage_sigma, survival
@@ -85,18 +85,17 @@ class AQN(Part):
     def plan(self, rollout: Plan) -> Plan:
         return Plan(exceptions=tuple((f"*{name}", format_named("fp32")) for name in NORMS) if self.fp32_gains else ())
 
-    def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
+    def check(self, plan: Plan, earlier: Sequence[Part], num_layers: int | None) -> None:
         if self.sigma_start == 0.0 or self.allow_rounded_noise or self.fp32_gains:
-            return None, {}
+            return
         sigma = min(s for at in range(1, self.num_stages) if (s := self.stage_sigma(at)) > 0.0)
-        gains = [(n, p) for n, p in site.build(site.checkpoint).named_parameters() if n.endswith(NORMS)]
-        kept = float(torch.cat([survival(p, sigma, held_dtype(plan, n)) for n, p in gains]).mean())
-        if kept < BEYOND_SIGMA:
+        gain, dtype = torch.tensor(self.gain_scale), held_dtype(plan, f"model.layers.0.{NORMS[0]}")
+        if (kept := float(survival(gain, sigma, dtype))) < BEYOND_SIGMA:
             raise ValueError(
-                f"AQN.fp32_gains: false, and rounding the gains lets only {kept:.1%} of the draws of sigma {sigma:g} "
-                "through; choose fp32_gains=true, allow_rounded_noise=true or a larger sigma_end"
+                f"knobs.AQN.fp32_gains=false: a gain of {self.gain_scale:g} in {str(dtype).removeprefix('torch.')} "
+                f"keeps only {kept:.1%} of the draws of sigma {sigma:g}; valid: true, a larger knobs.AQN.sigma_end, or "
+                "knobs.AQN.allow_rounded_noise=true"
             )
-        return None, {}
 
     def sync(self, weights: WeightStream, step: Step, plan: Plan, fixed: Fixed, memory: Memory) -> WeightStream:
         if step.purpose != "rollout":

@@ -47,6 +47,11 @@ class TRM(Part):
         if min(self.delta_max, self.delta_mean or 0.0) < 0:
             raise ValueError(f"TRM.delta_max, delta_mean: {self.delta_max}, {self.delta_mean} must be 0 or more")
 
+    @property
+    def modes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The bypass modes have no policy before the update: in verl the sampler takes its place."""
+        return ("decoupled",) if self.source == "full" or self.policy == "old" else ()
+
     def needs(self, step: Step) -> frozenset[str]:
         return frozenset({"rollout_kl"}) if self.source == "full" else frozenset()
 

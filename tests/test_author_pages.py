@@ -94,7 +94,7 @@ def test_a_file_of_the_table_uses_its_hook() -> None:
 
 
 def test_what_a_part_declares_is_there() -> None:
-    for name in ("modes", "losses", "needs_updates", "needs"):
+    for name in ("modes", "losses", "needs_updates", "needs_steps", "needs"):
         assert f"`{name}`" in METHOD_PAGE and hasattr(Part, name)
     assert "`Method.reconstructed`" in METHOD_PAGE and any(method.reconstructed for method in METHODS.values())
     for room in ("api", "numerics", "objective", "fitting"):

@@ -35,8 +35,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(a: argparse.Namespace) -> None:
-    if a.sweeps:  # all that are shipped are right
-        wanted(*_asked(a))
+    from harness.run.checks import check_device
+
+    if a.sweeps:  # of all that are shipped, those for a GPU are left out where there is none
+        for cell in wanted(*_asked(a)).values():
+            check_device(cell)
 
 
 def _asked(a: argparse.Namespace) -> tuple[list[str], list[str], Launch]:

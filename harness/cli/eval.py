@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results, check_untrained
+from harness.cli.options import add_results, check_named_folder, check_untrained
 from harness.foundation.text_table import text_table
 from harness.foundation.writable import check_writable
 
@@ -63,16 +63,18 @@ def _of_folder(folder: Path, overrides: Sequence[str], results: Path) -> list[Ta
 
 
 def _config_of_folder(folder: Path, overrides: Sequence[str]) -> RunConfig:
-    """The configuration of a model folder. Raises ValueError for a bad folder or override."""
+    """The configuration of a model folder. Raises ValueError for a bad folder or override, and for what cannot be asked
+    here."""
     from harness.config.load import load, of_folder
     from harness.config.resolve import resolve
     from harness.models.checkpoint import check_folder, content_hash
-    from harness.run.checks import check_device
+    from harness.run.evaluate import questions
 
     check_folder(folder)
     check_untrained(overrides)
+    check_named_folder(overrides)
     config = resolve(load([*of_folder(folder), *overrides]), lambda path: content_hash(Path(path)))
-    check_device(config)
+    questions(config, folder)
     return config
 
 
@@ -110,7 +112,7 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
 
 def _config_of_run(words: str, overrides: Sequence[str], results: Path) -> tuple[RunResult, Path, RunConfig]:
     """(run, its last saved policy, configuration with the evaluations that are asked). Raises ValueError where there is
-    none, and for an override of anything else."""
+    none, for an override of anything else, and for what cannot be asked here."""
     from dataclasses import replace
 
     from harness.cli.passport import find_run
@@ -118,7 +120,7 @@ def _config_of_run(words: str, overrides: Sequence[str], results: Path) -> tuple
     from harness.config.resolve import resolve
     from harness.config.schema import RunConfig
     from harness.records.policies import last_policy
-    from harness.run.checks import check_device
+    from harness.run.evaluate import questions
 
     found = find_run(words, results, also=" and no model folder")
     folder = last_policy(results, found.sweep, found.run_id)
@@ -127,7 +129,7 @@ def _config_of_run(words: str, overrides: Sequence[str], results: Path) -> tuple
         raise ValueError(f"{other}: of a run only evaluations=[...] can be set; its own settings stand")
     if overrides:
         config = replace(config, evaluations=resolve(load(overrides)).evaluations)
-    check_device(config)
+    questions(config, folder)
     return found, folder, config
 
 

@@ -134,6 +134,13 @@ def check_untrained(overrides: Iterable[str]) -> None:
             raise ValueError(f"{word}: nothing is trained here; valid of the trainer: {', '.join(OF_SCORING)}")
 
 
+def check_named_folder(overrides: Iterable[str]) -> None:
+    """Raises ValueError for another model, for a command that names its model's folder apart."""
+    for word in overrides:
+        if word.partition("=")[0].lstrip("+") in ("model", "model.path"):
+            raise ValueError(f"{word}: the model is the folder that the command names; leave it out")
+
+
 def check_exact_policy(a: argparse.Namespace, *options: str, counted: tuple[str, ...]) -> None:
     """Raises ValueError for wrong input of a command that measures the exact policy of a model folder on the CPU: for a
     folder or an override that is wrong, for one of another group than `counted`, which would change nothing, and where

@@ -15,6 +15,7 @@ from harness.cli.options import (
     add_tracking,
     add_workers,
     check_machine,
+    check_named_folder,
     check_trackers,
 )
 from harness.foundation.text_table import text_table
@@ -47,9 +48,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def _check(a: argparse.Namespace) -> None:
     if (asked := _asked(a)) is not None and not a.is_tiny:
+        from harness.cli.sweep import check_start
         from harness.published.recipes.recipe import bound
 
-        bound(*asked)
+        if a.model or a.data:
+            check_start(_whole(bound(*asked)), a.overrides, a.results, _way(a))
 
 
 def _asked(a: argparse.Namespace) -> tuple[Recipe, dict[str, Path], dict[str, Path]] | None:
@@ -72,6 +75,7 @@ def _asked(a: argparse.Namespace) -> tuple[Recipe, dict[str, Path], dict[str, Pa
     from harness.config.load import check_overrides, load, of_folder, split_launch
 
     check_overrides(a.overrides)
+    check_named_folder(a.overrides)
     load([*of_folder("model"), *split_launch(a.overrides)[0]])  # as every model of a recipe is a folder's
     if (a.overrides or a.dry_run) and not (models or data or a.is_tiny):
         raise ValueError(
@@ -88,12 +92,10 @@ def run(a: argparse.Namespace) -> int:
     recipe, models, data = asked
     if not (models or data or a.is_tiny):
         return _show(recipe)
-    from harness.cli.sweep import Way
     from harness.config.load import split_launch
     from harness.published.recipes.recipe import bound
 
-    trackers = () if a.is_tiny else a.trackers
-    way = Way(workers=a.workers, trackers=trackers, gpu=a.gpu, memory_gib=a.memory, is_again=a.is_again)
+    way = _way(a)
     if a.is_tiny:
         from harness.published.recipes.twin import twin
         from harness.records.paths import work_folder
@@ -105,9 +107,21 @@ def run(a: argparse.Namespace) -> int:
     return _launch(recipe, sweeps, a.results, way, a)
 
 
-def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a: argparse.Namespace) -> int:
+def _way(a: argparse.Namespace) -> Way:
+    from harness.cli.sweep import Way
+
+    trackers = () if a.is_tiny else a.trackers
+    return Way(workers=a.workers, trackers=trackers, gpu=a.gpu, memory_gib=a.memory, is_again=a.is_again)
+
+
+def _whole(sweeps: dict[str, Sweep]) -> Sweep:
+    """The arms of a recipe as one sweep."""
     from dataclasses import replace
 
+    return replace(next(iter(sweeps.values())), arms=tuple(arm for sweep in sweeps.values() for arm in sweep.arms))
+
+
+def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a: argparse.Namespace) -> int:
     from harness.cli.sweep import sweep_of
     from harness.config.load import split_launch
     from harness.published.recipes.beside import table
@@ -115,8 +129,7 @@ def _launch(recipe: Recipe, sweeps: dict[str, Sweep], results: Path, way: Way, a
     from harness.records.run_result import read_result
     from harness.sweep import plan
 
-    first = next(iter(sweeps.values()))
-    whole = replace(first, arms=tuple(arm for sweep in sweeps.values() for arm in sweep.arms))
+    whole = _whole(sweeps)
     code = sweep_of(whole, a.overrides, results=results, way=way, is_dry=a.dry_run, is_shown=not a.is_tiny)
     if a.dry_run:
         return code

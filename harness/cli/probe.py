@@ -66,6 +66,7 @@ class _Asked:
 def _asked(a: argparse.Namespace) -> _Asked:
     """Places, runs and earlier records of a call. Raises ValueError for what cannot be measured."""
     from harness.config.load import check_overrides, launch_of, split_launch
+    from harness.engines.factory import check_installed
     from harness.studies.probe.record import configs, noised, read
 
     places = [a.folder, *(Path(word) for word in a.overrides if "=" not in word)]
@@ -79,6 +80,8 @@ def _asked(a: argparse.Namespace) -> _Asked:
     if a.dump is not None and len(set(names)) < len(names):
         twice = max(names, key=names.count)
         raise ValueError(f"--dump {a.dump}: two folders are called {twice}; probe them one by one")
+    for runs, _ in planned.values():
+        check_installed(runs[0])
     noises = {place: noised(place, runs, a.noise_like, overrides) for place, (runs, _) in planned.items()}
     found = {place: read(place) for place in places if place.suffix == ".json"}
     given = {"--precisions": a.precisions, "--noise-like": a.noise_like, "--untrained": a.untrained, "--dump": a.dump}

@@ -92,9 +92,13 @@ def _demand(a: argparse.Namespace) -> tuple[Demand, Path]:
 
 
 def _check_collect(a: argparse.Namespace) -> None:
-    from harness.studies.replay.sampling import plan
+    from harness.config.schema import Launch
+    from harness.run.checks import check_place
+    from harness.studies.replay.sampling import missing, plan
 
-    plan(*_demand(a))
+    for context in plan(*_demand(a)):
+        for _, config, _ in missing(context):
+            check_place(config, Launch())
 
 
 def _stored(a: argparse.Namespace) -> Path:

@@ -29,7 +29,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def _check(a: argparse.Namespace) -> None:
     check_machine(a)
-    resolved(a.overrides, a.results, is_dry=True)
+    config, launch, _ = resolved(a.overrides, a.results, is_dry=True)
+    from harness.run.checks import check_place
+    from harness.sweep import finished
+
+    if a.is_again or finished(config, launch) is None:
+        check_place(config, launch)
 
 
 def run(a: argparse.Namespace) -> int:

@@ -77,9 +77,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(a: argparse.Namespace) -> None:
-    way, found = _way(a), _sweep(a)
-    planned, launch = _planned(found, a.overrides, a.results, is_preview=True)
-    _check_launch(_chosen(planned, way).cells, launch, way)
+    check_start(_sweep(a), a.overrides, a.results, _way(a), is_every=a.is_until_decided)
+
+
+def check_start(found: Sweep, overrides: Sequence[str], results: Path, way: Way, *, is_every: bool = False) -> None:
+    """Raises ValueError for a wrong word, and where the launcher is not here or what the cells to run want (`is_every`:
+    all cells)."""
+    from harness.config.load import run_id
+    from harness.sweep import stored
+
+    planned, launch = _planned(found, overrides, results, is_preview=True)
+    cells = _chosen(planned, way).cells
+    _check_launch(cells, launch, way)
+    way.runner()
+    todo, taken = _left(cells, stored(launch, planned.cells), launch, way)
+    _check_places(cells if is_every else [cell for cell in todo if run_id(cell) not in taken], launch, way)
 
 
 def _sweep(a: argparse.Namespace) -> Sweep:
@@ -206,8 +218,7 @@ def sweep_of(
     if not is_dry:
         make_available(results, found.name)
     known = stored(launch, every)
-    todo = list(planned.cells) if way.is_again else _unfinished(planned.cells, known)
-    taken = _taken(todo, launch, way)
+    todo, taken = _left(planned.cells, known, launch, way)
     bases = base_lines(todo, every, known, launch, taken)
     if is_dry:
         _check_launch(todo, launch, way)
@@ -261,12 +272,19 @@ def _chosen(planned: Planned, way: Way) -> Planned:
     return narrowed(planned, read_rule(way.where, "where")) if way.where else planned
 
 
-def _unfinished(cells: Sequence[RunConfig], known: Mapping[str, RunResult]) -> list[RunConfig]:
-    """Cells that have no finished record among those `known` by run id."""
+def _left(
+    cells: Sequence[RunConfig], known: Mapping[str, RunResult], launch: Launch, way: Way
+) -> tuple[list[RunConfig], set[str]]:
+    """(cells that have no finished record among those `known` by run id, or all of them with `--again`; ids of those
+    that another sweep has finished, whose records will be copied)."""
     from harness.config.load import run_id
     from harness.sweep import FINISHED
+    from harness.sweep.queue import elsewhere
 
-    return [cell for cell in cells if (held := known.get(run_id(cell))) is None or held.status not in FINISHED]
+    if way.is_again:
+        return list(cells), set()
+    todo = [cell for cell in cells if (held := known.get(run_id(cell))) is None or held.status not in FINISHED]
+    return todo, {run_id(cell) for cell, _ in elsewhere(todo, launch)}
 
 
 def sweep_until_decided(found: Sweep, overrides: Sequence[str], *, results: Path, way: Way, is_dry: bool) -> int:
@@ -294,8 +312,7 @@ def sweep_until_decided(found: Sweep, overrides: Sequence[str], *, results: Path
 
     def run_next(part: Planned) -> tuple[list[RunResult], bool]:
         known = stored(launch, part.cells)
-        todo = _unfinished(part.cells, known)
-        taken = _taken(todo, launch, way)
+        todo, taken = _left(part.cells, known, launch, way)
         for line in base_lines(todo, planned.cells, known, launch, taken):
             print(line, flush=True)
         hours = None if way.max_hours is None else way.max_hours - (time.monotonic() - started) / 3600
@@ -398,14 +415,6 @@ def _tell_failed(records: Iterable[RunResult]) -> int:
     for r in failed:
         print(f"failed  {r.name} ({r.run_id}): {r.reason}", file=sys.stderr)
     return 1 if failed else 0
-
-
-def _taken(todo: Sequence[RunConfig], launch: Launch, way: Way) -> set[str]:
-    """Ids of the cells that another sweep has finished, whose records will be copied."""
-    from harness.config.load import run_id
-    from harness.sweep.queue import elsewhere
-
-    return set() if way.is_again else {run_id(cell) for cell, _ in elsewhere(todo, launch)}
 
 
 def _run_cells(

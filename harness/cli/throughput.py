@@ -36,12 +36,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(a: argparse.Namespace) -> None:
-    """Raises ValueError for a wrong name, and for --write without --report."""
-    from harness.studies.throughput.plan import engine_specs, read_only, read_sweep
+    """Raises ValueError for a wrong name, for --write without --report, and where something is to be measured, without
+    vLLM or with fewer GPUs than asked for."""
+    from harness.studies.throughput.plan import engine_specs, read_only, read_sweep, todo
 
     if a.is_written and not a.is_report:
         raise ValueError("throughput: --write goes with --report alone; measurements are always kept")
-    engine_specs(read_sweep(a.name), read_only(a.only))
+    sweep = read_sweep(a.name)
+    wanted = engine_specs(sweep, read_only(a.only))
+    if a.is_report or a.dry_run:
+        return
+    from harness.engines.vllm.settings import installed_build
+    from harness.studies.throughput.driver import first_gpus
+    from harness.studies.throughput.records import read_records
+
+    if todo(sweep, read_records(a.results, sweep), wanted, is_retried=a.retry):
+        installed_build()
+        if sweep.device == "cuda":
+            first_gpus(a.gpus)
 
 
 def run(a: argparse.Namespace) -> int:
@@ -72,10 +84,8 @@ def throughput(
     if not queue:
         print(f"{sweep.name}: nothing is missing")
         return 0
-    from harness.engines.vllm.settings import installed_build
     from harness.studies.throughput.driver import drive, first_gpus, refuse
 
-    installed_build()  # one line where vLLM is absent or another version, before anything is started
     if sweep.device == "cpu":  # on a GPU the engine's process asks the device
         queue = refuse(sweep, queue, results, print)
     gpus: Sequence[str | None] = first_gpus(num_gpus) if sweep.device == "cuda" else [None]

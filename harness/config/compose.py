@@ -43,6 +43,8 @@ from methods import method_named
 APART = ("exceptions", "adapters", "samplers")
 """Fields of a plan that are more than the name of a format."""
 CORRECTED = tuple(field.name for field in fields(Correction))
+FIRST = Step(index=0, total=1, seed=0)
+"""The step by which parts are asked what they need before anything runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +170,7 @@ def has_hook(part: Part, hook: str) -> bool:
 def own_hooks(part: Part) -> frozenset[str]:
     """Names of the hooks that the part's class overrides, but for what it says of itself."""
     hooks = {name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")}
-    return frozenset(hook for hook in hooks - {"needs", "idle"} if has_hook(part, hook))
+    return frozenset(hook for hook in hooks - {"needs", "idle", "check"} if has_hook(part, hook))
 
 
 def _returned(part: Part, hook: str, value: Any, kind: type) -> Any:
@@ -246,14 +248,19 @@ def compose(config: RunConfig) -> Composed:
 def advice(config: RunConfig, composed: Composed) -> list[str]:
     """Remarks on settings that are allowed and change nothing, one line each. `config`: as it was given, before the
     method's own settings take the place of its."""
-    algo, method, first = config.algo, composed.method, Step(index=0, total=1, seed=0)
-    updates, remarks = algo.num_minibatches * algo.num_epochs, list[str]()
+    algo, method = config.algo, composed.method
+    updates, remarks = algo.num_updates, list[str]()
     for part in composed.parts:
-        name, needs, hooks = type(part).__name__, part.needs(first), own_hooks(part)
+        name, needs, hooks = type(part).__name__, part.needs(FIRST), own_hooks(part)
         if updates < part.needs_updates:
             remarks.append(
                 f"{name} changes nothing below {part.needs_updates} updates per rollout batch, this run has {updates}: "
                 "raise algo.num_minibatches or algo.num_epochs"
+            )
+        if config.trainer.steps < part.needs_steps:
+            remarks.append(
+                f"{name} changes nothing below {part.needs_steps} steps, this run has {config.trainer.steps}: raise "
+                "trainer.steps"
             )
         if hooks and hooks <= part.idle(composed.plan):
             remarks.append(f"{name} changes nothing at precision={config.precision.name}")
@@ -295,8 +302,8 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
                 raise ValueError(
                     f"algo.{key}={getattr(config.algo, key)}: {type(part).__name__} needs {' or '.join(valid)}"
                 )
-    adapters, first = composed.plan.adapters, Step(index=0, total=1, seed=0)
-    shadowed = [type(p).__name__ for p in parts if "shadow" in p.needs(first)]
+    adapters = composed.plan.adapters
+    shadowed = [type(p).__name__ for p in parts if "shadow" in p.needs(FIRST)]
     if shadowed and adapters is not None and adapters.is_trained:
         raise ValueError(f"{shadowed[0]} needs an unquantized forward, which trained adapters do not have")
     weighting = [type(p).__name__ for p in parts if p.sets_weight]
@@ -311,7 +318,7 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
         _check_samplers(config, composed)
     if composed.plan.sampler == "trainer" and config.precision.kv is not None:
         raise ValueError(f"precision={config.precision.name}: method {composed.method.name} samples without a cache")
-    if config.engine.top_p != 1.0 and not any("allowed_ids" in p.needs(first) for p in parts):
+    if config.engine.top_p != 1.0 and "allowed_ids" not in composed.needs(FIRST):
         raise ValueError(
             f"engine.top_p={config.engine.top_p}: truncated sampling is not what is scored; valid: 1.0, or a part that "
             "keeps the sampling mask (keep_sampling_mask.KeepSamplingMask)"
@@ -347,7 +354,8 @@ def _check_samplers(config: RunConfig, composed: Composed) -> None:
 
 
 def check_supported(composed: Composed, supports: frozenset[str], engine: str, extras: frozenset[str]) -> None:
-    """Refuse what the backend cannot do: formats the engine lacks, batch extras the trainer cannot compute."""
+    """Raises ValueError, one line, for what the backend cannot do: formats the engine lacks, batch extras the trainer
+    cannot compute."""
     plan = composed.plan
     wanted = {
         f"{name}:{fmt.name}"
@@ -357,10 +365,7 @@ def check_supported(composed: Composed, supports: frozenset[str], engine: str, e
     }
     if plan.samplers:
         wanted.add("samplers")
-    if any("allowed_ids" in part.needs(Step(index=0, total=1, seed=0)) for part in composed.parts):
-        wanted.add("allowed_ids")
-    if any("routing" in part.needs(Step(index=0, total=1, seed=0)) for part in composed.parts):
-        wanted.add("routing")
+    wanted |= {"allowed_ids", "routing"} & composed.needs(FIRST)
     wanted |= {f"rollout_weights:{fmt.name}" for _, fmt in plan.exceptions if fmt is not None}
     wanted.add(f"sampler:{plan.sampler or 'cached'}")
     if at_rollout(plan.adapters) is not None:
@@ -370,13 +375,15 @@ def check_supported(composed: Composed, supports: frozenset[str], engine: str, e
     if missing := sorted(wanted - supports):
         raise ValueError(f"engine={engine}: cannot do {', '.join(missing)} of method {composed.method.name}")
     for part in composed.parts:
-        if lacking := sorted(part.needs(Step(index=0, total=1, seed=0)) - extras):
+        if lacking := sorted(part.needs(FIRST) - extras):
             raise ValueError(f"{type(part).__name__} needs {', '.join(lacking)}; the trainer offers {sorted(extras)}")
 
 
 def check_passport(plan: Plan, passport: Passport) -> None:
-    """The realized plan must be the planned one. Raises RuntimeError naming the first tensor that is not."""
-    wrong: list[str] = []
+    """The realized plan must be the planned one. Raises RuntimeError naming the first tensor that is not, and for a
+    passport that lists no weights or no inputs."""
+    listed = {"weights": passport.weights, "inputs": passport.acts}
+    wrong = [f"the passport lists no {what}" for what, found in listed.items() if not found]
     if (adapters := at_rollout(plan.adapters)) is not None:
         held = {record.name for record in passport.weights}
         targets = [r.name for r in passport.weights if r.name.endswith(tuple(f"{t}.weight" for t in adapters.targets))]
@@ -389,18 +396,20 @@ def check_passport(plan: Plan, passport: Passport) -> None:
     for record in passport.weights:
         fmt = weight_format(plan, record.name)
         is_plain = record.format in CASTS or record.name.endswith(".residual_channels")
-        if not is_plain if fmt is None else record.format != fmt.name:
+        is_right = is_plain if fmt is None else record.format == fmt.name
+        if not is_right:
             wrong.append(f"{record.name} is {record.format}, planned {'not quantized' if fmt is None else fmt.name}")
     acts = plan.rollout_acts.name if plan.rollout_acts is not None else None
     for name, realized in passport.acts.items():
         planned = acts if weight_format(plan, name) is not None else None
-        if realized != planned if planned is not None else realized not in CASTS:
+        is_right = realized in CASTS if planned is None else realized == planned
+        if not is_right:
             wrong.append(f"inputs of {name} are {realized}, planned {planned or 'not quantized'}")
     kv = plan.rollout_kv.name if plan.rollout_kv is not None else None
     if passport.kv != kv:
-        wrong.append(f"the KV cache is {passport.kv}, planned {kv}")
+        wrong.append(f"the KV cache is {passport.kv or 'not quantized'}, planned {kv or 'not quantized'}")
     if passport.sampler != (plan.sampler or "cached"):
-        wrong.append(f"the sampler is {passport.sampler}, planned {plan.sampler}")
+        wrong.append(f"the sampler is {passport.sampler}, planned {plan.sampler or 'cached'}")
     if wrong:
         raise RuntimeError(f"a format did not take effect: {wrong[0]} ({len(wrong)} differences)")
 

@@ -34,7 +34,8 @@ if typing.TYPE_CHECKING:
     from omegaconf import DictConfig
 
 CONF = Path(__file__).parent / "conf"
-_BARE = re.compile(r"[\w./:+*-]+")
+_BARE = re.compile(r"(?!(?:null|true|false|inf|nan)$)[a-z_/][\w./:+*-]*", re.ASCII | re.IGNORECASE)
+"""Text that Hydra's grammar reads as text without quotes."""
 PUBLISHED_INT4 = "int4_g128"
 """Format of `precision=int4` for a Hugging Face model, as published checkpoints have it."""
 
@@ -296,7 +297,8 @@ def quoted(value: Any) -> str:
     text = str(value)
     if not isinstance(value, str) or _BARE.fullmatch(text):
         return text
-    return "'" + text.replace("'", "\\'") + "'"
+    # backslashes count only before a quote: the one in the text, or the one that ends it
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + "\\'" * len(found[2]), text) + "'"
 
 
 def of_folder(folder: Path | str) -> list[str]:
@@ -311,12 +313,15 @@ def split_launch(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """
     rest, values = list[str](), dict[str, Any]()
     for override in overrides:
-        if not override.startswith("launch."):
+        bare = override.lstrip("+")
+        if not bare.startswith("launch."):
             rest.append(override)
             continue
-        name, separator, _ = override.removeprefix("launch.").partition("=")
-        if not separator or name not in TUNABLE:
+        name, separator, _ = bare.removeprefix("launch.").partition("=")
+        if name not in TUNABLE:
             raise ValueError(f"{override}: launch has no such setting; {nearest(name, TUNABLE)}")
+        if not separator:
+            raise ValueError(f"{override!r} is not of the form key=value")
         if _parsed(override).is_sweep_override():
             raise ValueError(f"{override}: one value is expected")
         values[name] = _parsed(override).value()
@@ -348,7 +353,8 @@ def _prepare(overrides: Sequence[str]) -> tuple[list[str], bool]:
         key, separator, value = override.partition("=")
         bare = key.lstrip("+")
         if not separator or not bare:
-            raise ValueError(f"{override!r} is not of the form key=value; {nearest_key(bare, known)}")
+            hint = f"such as {bare}=VALUE" if bare in known else nearest_key(bare, known)
+            raise ValueError(f"{override!r} is not of the form key=value; {hint}")
         if bare.startswith("~"):
             raise ValueError(f"{override}: a key cannot be removed; set {bare[1:]} to a value or to null")
         if bare in DERIVED:

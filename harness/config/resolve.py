@@ -15,7 +15,7 @@ from harness.config.load import parse
 from harness.config.outside import sources_of
 from harness.config.schema import AlgoConfig, EvaluationConfig, PrecisionConfig, RunConfig, TaskConfig, TrainerConfig
 from harness.foundation.data_hash import data_hash
-from harness.foundation.did_you_mean import nearest
+from harness.foundation.did_you_mean import listed, nearest
 from harness.numerics.formats import format_or_none
 from methods import METHODS, method_named
 
@@ -31,10 +31,7 @@ def choose_parts(config: RunConfig) -> tuple[Part, ...]:
     parts = known_parts(config)
     for name in [name for name in config.knobs if name not in {type(part).__name__ for part in parts}]:
         having = [m.name for m in METHODS.values() if name in (type(part).__name__ for part in m.parts)]
-        more = f" and {len(having) - 3} more" if len(having) > 3 else ""
-        raise ValueError(
-            f"knobs.{name}: method={config.method} has no such part; it is in {', '.join(having[:3])}{more}"
-        )
+        raise ValueError(f"knobs.{name}: method={config.method} has no such part; it is in {listed(having, 3)}")
     return parts
 
 
@@ -49,7 +46,7 @@ def known_parts(config: RunConfig) -> tuple[Part, ...]:
     if len(set(names)) < len(names):
         raise ValueError(f"parts={names}: the same part twice")
     for name in config.knobs:
-        if name not in (offered := [*names, *_parts()]):
+        if name not in names and name not in (offered := [*names, *_parts()]):
             raise ValueError(f"knobs.{name}: method={config.method} has no such part; {nearest(name, offered)}")
     return tuple(_with_knobs(part, config.knobs.get(type(part).__name__, {})) for part in parts)
 
@@ -80,7 +77,11 @@ def _with_knobs(part: Part, values: Mapping[str, Any]) -> Part:
 
 
 def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None) -> RunConfig:
-    """Fill in everything that is implied, so that the run id covers it: knobs, learning rate, aggregation, hashes."""
+    """Fill in everything that is implied, so that the run id covers it: knobs, learning rate, aggregation, hashes.
+
+    `content_hash`: folder of a model -> the hash that stands for it in the id; None: it keeps the one that it has.
+    Raises ValueError, one line, for a folder that is none, and as `choose_parts` and `fixed_algo`.
+    """
     method = method_named(config.method)
     parts = choose_parts(config)
     lr = config.trainer.lr
@@ -97,7 +98,7 @@ def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None)
         config,
         task=_with_data(config.task),
         evaluations=tuple(_with_data(evaluation) for evaluation in config.evaluations),
-        knobs={type(p).__name__: stated_knobs(p) for p in parts if stated_knobs(p)},
+        knobs={type(p).__name__: stated for p in parts if (stated := stated_knobs(p))},
         model=model,
         trainer=replace(trainer_of(config, parts), lr=lr),
         algo=fixed_algo(method, config.algo),

@@ -20,10 +20,13 @@ Count: TypeAlias = Annotated[int, Field(ge=1)]
 Whole: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^\w[\w. +-]*$")]
 """Name of a sweep or a model, which becomes that of folders and files: no path, not empty."""
+Location: TypeAlias = Annotated[str, Field(min_length=1)]
+"""Path of a file or folder: "", of a shell's variable that is not set, would be the current folder."""
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 BaseOptimizer: TypeAlias = Literal["adamw", "muon"]
 
 
@@ -77,7 +80,7 @@ class ModelConfig:
     """Learning rate of RL that suits this size, where `trainer.lr` is null."""
     sft_lr: Positive = 3e-3
     """Learning rate that trains the base."""
-    path: str | None = field(default=None, metadata={"hashed": False})
+    path: Location | None = field(default=None, metadata={"hashed": False})
     content_hash: str | None = None
     """Filled in from `path`: what is hashed in its place."""
 
@@ -101,7 +104,7 @@ class BaseConfig:
     __pydantic_config__ = _STRICT
     n: Count | None = field(default=None, metadata={"sparse": True})
     """Problem size that the base is trained for, without a `curriculum` the only one it sees; null: the task's own."""
-    target_accuracy: Annotated[float, Field(ge=0, le=1)] = 0.40
+    target_accuracy: Fraction = 0.40
     eval_every: Count = 5
     num_eval: Count = 512
     max_steps: Count = 400
@@ -112,21 +115,21 @@ class BaseConfig:
     """Problem sizes that are learnt first, those below the task's own (`harness.start.base_training`)."""
     lr_power: NotNegative = field(default=0.0, metadata={"sparse": True})
     """Power with which the learning rate falls as the curriculum's size grows; 0: not at all."""
-    batch_tokens: int = field(default=0, metadata={"sparse": True})
+    batch_tokens: Whole = field(default=0, metadata={"sparse": True})
     """Tokens of a batch of packed documents, for a task in words (`harness.start.text_training`), whose `curriculum`
     holds the ends of the ranges of sizes that are mixed; `batch_size` and `lr_power` are then without effect."""
     lr_factor: Positive = field(default=1.0, metadata={"sparse": True})
     """Factor on `model.sft_lr`, for a task in words."""
-    decay_from: float = field(default=0.6, metadata={"sparse": True})
+    decay_from: Share = field(default=0.6, metadata={"sparse": True})
     """Share of `max_steps` after which the learning rate falls, for a task in words."""
     optimizer: BaseOptimizer = field(default="adamw", metadata={"sparse": True})
     """For a task in words: `muon` learns the matrices of the layers by Muon, all else by AdamW."""
-    average: float = field(default=0.0, metadata={"sparse": True})
+    average: Fraction = field(default=0.0, metadata={"sparse": True})
     """Share of the steps so far over which the weights of the base are averaged, for a task in words; 0: not at all."""
-    tolerance: float = field(default=0.0, metadata={"sparse": True})
+    tolerance: Fraction = field(default=0.0, metadata={"sparse": True})
     """Accuracy by which a base may pass its target, for a task in words; beyond it the base is a point between the
     weights of the last two evaluations; 0: no limit."""
-    weight_decay: float = field(default=0.1, metadata={"sparse": True})
+    weight_decay: NotNegative = field(default=0.1, metadata={"sparse": True})
     """For a task in words."""
 
 
@@ -139,7 +142,7 @@ class TaskConfig:
     n: Count | None = None
     """Problem size, the generation-length axis of the embedded tasks."""
     num_eval: Count = 512
-    path: str | None = field(default=None, metadata={"hashed": False})
+    path: Location | None = field(default=None, metadata={"hashed": False})
     """Local data file or folder, for tasks that read one."""
     content_hash: str | None = field(default=None, metadata={"sparse": True})
     """Hash of the data under `path`, filled in: other data are another run."""
@@ -155,7 +158,7 @@ class EvaluationConfig:
     __pydantic_config__ = _STRICT
     task: str
     """Name of the task, as in `task.name`; it may be another one than is trained on."""
-    path: str | None = field(default=None, metadata={"hashed": False})
+    path: Location | None = field(default=None, metadata={"hashed": False})
     """Local data file or folder."""
     content_hash: str | None = field(default=None, metadata={"sparse": True})
     """Hash of the data under `path`, filled in."""
@@ -228,6 +231,11 @@ class AlgoConfig:
     overlong_filter: bool = False
     """Truncated responses leave the loss."""
 
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates per rollout batch."""
+        return self.num_minibatches * self.num_epochs
+
     def __post_init__(self) -> None:
         if self.gen_prompts is not None and not self.dynamic_sampling:
             raise ValueError(
@@ -281,7 +289,7 @@ class TrainerConfig:
     grad_clip: Positive = 1.0
     warmup_steps: Whole = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = field(default=0.0, metadata={"sparse": True})
+    min_lr_ratio: Fraction = field(default=0.0, metadata={"sparse": True})
     """Share of `lr` at which the schedule ends."""
     eval_every: Count = 20
     compute: Literal["fp32", "bf16"] | None = field(default=None, metadata={"sparse": True})

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor
 
 from harness.api import Plan, WeightStream
+from harness.foundation.did_you_mean import listed
 from harness.models.adapters import LORA
 from harness.numerics.kv_scales import ENDINGS
 
@@ -66,8 +67,3 @@ def check_patterns(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:
     for pattern, _ in plan.exceptions:
         if not any(fnmatchcase(name, pattern) for name in (*shapes, "lm_head.weight")):
             raise ValueError(f"exceptions: {pattern} matches no tensor; choose a pattern such as model.layers.0.*")
-
-
-def listed(names: list[str]) -> str:
-    """The first few names, and how many more."""
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "none"

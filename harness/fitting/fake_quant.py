@@ -29,15 +29,14 @@ from harness.api import Fixed, Plan, WeightStream, fused, weight_format
 from harness.numerics import tiles
 from harness.numerics.formats import Format
 from harness.numerics.linear import round_both_ways, ste
-from harness.numerics.quantize import dequantize, fake_quantize, has_tensor_scale, quantize
-from harness.numerics.rounding import FLOAT_MAX, INT_BITS
+from harness.numerics.quantize import dequantize, fake_quantize, has_tensor_scale, merged_amax, quantize
+from harness.numerics.rounding import FLOAT_EDGE, INT_BITS
 from harness.numerics.scales import int_range, stored_multiplier
 
 ScaleMode = Literal["dynamic", "frozen", "learned"]
 SCALE, ZERO = "weight_scale", "weight_zero_point"
 SMALLEST_SCALE = 1e-12
 """Given float32 scales are at least this, so that a learned one cannot turn negative."""
-_HALF_TOP_STEP = {"e4m3": 16.0, "e5m2": 4096.0, "e2m1": 1.0}
 
 
 def is_integer(fmt: Format | None) -> bool:
@@ -83,8 +82,8 @@ def in_range(
     assert q.scale is not None and fmt.tile is not None
     multiplier = stored_multiplier(q.scale, q.global_scale, fmt)
     v = tiles.split(latent.float(), fmt.tile) / tiles.spread(multiplier, fmt.tile, latent.shape)
-    if fmt.element in FLOAT_MAX:
-        inside = v.abs() <= FLOAT_MAX[fmt.element] + _HALF_TOP_STEP[fmt.element]
+    if fmt.element in FLOAT_EDGE:
+        inside = v.abs() <= FLOAT_EDGE[fmt.element]
     else:
         low, high = int_range(fmt)
         code = v.round()
@@ -190,7 +189,7 @@ class FakeQuantLinear(nn.Linear):
         amax = None
         if scale is None and self.merged:
             weights = [layer.weight.detach().to(torch.bfloat16) for layer in self.merged]
-            amax = torch.stack([w.abs().amax() for w in weights]).amax().float()
+            amax = merged_amax(weights, self.fmt)
         return cast(Tensor, _FakeQuantize.apply(self.weight, scale, zero, amax, self.fmt, self.ste_clip))
 
     def forward(self, input: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from harness.api import Plan, base_dtype, fused, weight_format
 from harness.numerics.experts import entering
 from harness.numerics.formats import Format
 from harness.numerics.linear import ste
-from harness.numerics.quantize import dequantize, has_tensor_scale, quantize
+from harness.numerics.quantize import dequantize, merged_amax, quantize
 from harness.numerics.rounding import CASTS
 
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
@@ -70,7 +70,7 @@ def low_bit_weights(weights: Mapping[str, Tensor], plan: Plan, given: Mapping[st
             values[name] = tensor.detach().to(base if fmt is None else CASTS[fmt.element]).to(torch.float32, copy=True)
     for fmt, names in _merged(weights, plan):
         received = [weights[name].detach().to(base) for name in names]
-        amax = torch.stack([w.abs().amax().float() for w in received]).amax() if has_tensor_scale(fmt) else None
+        amax = merged_amax(received, fmt)
         for name, w in zip(names, received, strict=True):
             scale, zero = given.get(f"{name}_scale"), given.get(f"{name}_zero_point")
             scale, zero = (None if x is None else x.to(w.device) for x in (scale, zero))

@@ -3,7 +3,7 @@
 bytecode_cache.py   Python's byte code for installations that come without it
 clock.py            wall time per stage of a step, and peaks of GPU memory
 data_hash.py        hash of a data set: a file, or a folder of them
-did_you_mean.py     the nearest valid names, for error messages
+did_you_mean.py     names in error messages: the nearest valid ones, and long lists cut short
 digits.py           floats of a few significant digits
 duration.py         a duration in words
 json_object.py      a file that holds one JSON object, read with an error of one line

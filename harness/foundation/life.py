@@ -1,7 +1,7 @@
 """Signs of life of a cell between its steps, in a file whose time of change its launcher looks at.
 
 Samplers, passes of the trainer and preparations call `alive` as they go on, however long one takes. Where no file is
-shown, as in every other command, it does nothing.
+set, as in every other command, it does nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,9 @@ EVERY_S = 1.0
 class Life:
     """The file of this process, and when it was last touched."""
 
-    def __init__(self) -> None:
-        self.file: Path | None = None
-        self.last_s = 0.0
-
-    def show(self, file: Path) -> None:
-        """Give signs in `file` from now on."""
-        self.file = file
+    file: Path | None = None
+    last_s = 0.0
+    """Seconds on the monotonic clock."""
 
     def alive(self) -> None:
         """Give a sign, unless the last one is younger than EVERY_S."""

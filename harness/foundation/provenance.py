@@ -8,6 +8,7 @@ import platform
 import re
 import resource
 import subprocess
+import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "numpy", "safetensors", "hydra-core", "pydantic", "math-verify", "vllm", "verl", "peft")
-
-
 CODE = ("harness", "methods", "pyproject.toml", "setup.py")
 """Files and folders of the checkout that decide what a run does."""
 COMMIT = "LOWBIT_COMMIT"
@@ -30,13 +29,15 @@ copied tree differed from it."""
 def commit() -> tuple[str | None, bool]:
     """(commit of the checkout this code runs from, whether its code differs from that).
 
-    Documents, sweeps and results folders do not count: a record has its whole configuration.
-
-    LOWBIT_COMMIT speaks where there is no checkout. Raises ValueError, one line, where it says something else.
+    Documents, sweeps and results folders do not count: a record has its whole configuration. LOWBIT_COMMIT speaks where
+    there is no checkout, or no git to read it. Raises ValueError, one line, where that says something else.
     """
 
     def git(*args: str) -> str | None:
-        done = subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            return None
         return done.stdout.strip() if done.returncode == 0 else None
 
     head = git("rev-parse", "HEAD") if (ROOT / ".git").exists() else None
@@ -45,7 +46,7 @@ def commit() -> tuple[str | None, bool]:
         if told and not re.fullmatch(r"[0-9a-f]{40}(-dirty)?", told):
             raise ValueError(f"{COMMIT}={told!r}: not a commit; valid: 40 hexadecimal digits, with or without -dirty")
         return (told.removesuffix("-dirty"), told.endswith("-dirty")) if told else (None, False)
-    return head, bool(git("status", "--porcelain", "--", *CODE))
+    return head, git("status", "--porcelain", "--", *CODE) != ""  # None, unknown, counts as differing
 
 
 def packages() -> dict[str, str]:
@@ -60,7 +61,7 @@ def packages() -> dict[str, str]:
 
 
 def hardware(device: str) -> dict[str, Any]:
-    """The machine, in words."""
+    """The machine and this process's part of it, as JSON values: names, numbers of cores and threads, GiB."""
     import torch
 
     info: dict[str, Any] = {
@@ -85,12 +86,13 @@ def cpu_name() -> str:
 
 
 def peak_memory_gib(device: str) -> float:
-    """Peak of this process: resident memory on a CPU, allocated memory on a GPU."""
+    """Peak of this process in GiB: resident memory on a CPU, allocated memory on a GPU."""
     import torch
 
     if device == "cuda" and torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    per_gib = 2**30 if sys.platform == "darwin" else 2**20  # macOS counts bytes, Linux KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_gib
 
 
 def text_hash(texts: Iterable[str]) -> str:
@@ -102,7 +104,8 @@ def text_hash(texts: Iterable[str]) -> str:
 
 
 def tensors_hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """SHA-256 over names and bytes in the order given: equal hashes are equal parameters, bit for bit."""
+    """16 hexadecimal digits of the SHA-256 of names and bytes in the order given: equal hashes are equal parameters,
+    bit for bit."""
     import torch
 
     digest = hashlib.sha256()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from itertools import takewhile
 from pathlib import Path
 
 MPS = "nvidia-cuda-mps-control"
@@ -14,10 +15,11 @@ PIPES = Path("/tmp") / "nvidia-mps"
 
 
 def visible_gpus() -> list[str]:
-    """Names of the GPUs that this process sees: those of CUDA_VISIBLE_DEVICES where it is set, else all by number."""
+    """Names of the GPUs that this process sees: those of CUDA_VISIBLE_DEVICES where it is set, else all by number. As
+    CUDA reads it, a negative number there hides itself and all that follow."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
-        return [name for name in given.split(",") if name]
+        return [*takewhile(lambda name: not name.startswith("-"), filter(None, map(str.strip, given.split(","))))]
     import torch
 
     return [str(index) for index in range(torch.cuda.device_count())]  # counts by NVML: no context is made

@@ -56,7 +56,7 @@ def quantize_weight(weight: Tensor, fmt: Format) -> tuple[Operand, Operand]:
 
 def quantize_runs(
     x: Tensor, fmt: Format, *, has_rows: bool, has_columns: bool, is_twice: bool, is_square: bool = False
-) -> tuple[Operand | None, Operand | None]:  # fmt: skip
+) -> tuple[Operand | None, Operand | None]:
     """`Kernels.runs`: one read of `x` [T, C], any float dtype and strides, 128 dividing C -> (X, X^T) as asked for.
 
     Raises ValueError for other shapes, and for a format that is not E4M3 in 1 x 128 runs with float32 scales and a
@@ -88,9 +88,12 @@ def quantize_runs(
 
 def _check(fmt: Format, tile: tuple[int, int], rows: int, columns: int) -> None:
     rule = RULES.get(fmt.rule)
-    # The kernel of runs knows one rule: max(amax, floor) / 448, its floor so high that no scale is subnormal.
-    is_known = rule == Rule(amax_floor=rule.amax_floor) and rule.amax_floor >= 1e-30 if rule and tile[0] == 1 else (
-        rule is not None and not rule.is_power_of_two and rule.margin == 1.0)  # fmt: skip
+    if rule is None:
+        is_known = False
+    elif tile[0] == 1:  # the kernel of runs knows max(amax, floor) / 448, its floor so high that no scale is subnormal
+        is_known = rule == Rule(amax_floor=rule.amax_floor) and rule.amax_floor >= 1e-30
+    else:
+        is_known = not rule.is_power_of_two and rule.margin == 1.0
     if fmt.tile != tile or fmt.element != "e4m3" or fmt.scale_dtype != "fp32" or not is_known:
         raise ValueError(f"format {fmt.name} has no kernel of the FP8 flow; choose e4m3_block with e4m3_1x128")
     if rows % TILE or columns % TILE:

@@ -16,9 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from harness.kernels import quantize_bodies
+from harness.numerics import scales
 from harness.numerics.formats import FORMATS, Format
 from harness.numerics.rounding import CASTS
-from harness.numerics.scales import FLOAT32_TINY, NVFP4_RANGE, RULES, largest_code
+from harness.numerics.scales import FLOAT32_TINY, RULES, SMALLEST, largest_code
+from harness.numerics.tiles import stored_shape
 
 SINGLE_READ = 8192
 """Columns of a row that a program keeps in registers; a longer row is read a second time, through the L2 cache."""
@@ -71,7 +73,8 @@ def quantize_into(
     """
     found = kind(fmt)
     if found is None:
-        raise ValueError(f"format {fmt.name} has no kernel; valid: {', '.join(filter(_has_kernel, FORMATS))}")
+        valid = ", ".join(name for name, known in FORMATS.items() if kind(known) is not None)
+        raise ValueError(f"format {fmt.name} has no kernel; valid: {valid}")
     _check(w, fmt, found, out, out_scale, base)
     if found == "nvfp4" and (level is None or is_scale_given):
         raise ValueError(f"format {fmt.name} needs a level, and makes its block scales itself")
@@ -85,10 +88,6 @@ def quantize_into(
     launch = {"block": _launch_block, "group": _launch_group, "nvfp4": _launch_nvfp4}.get(found, _launch_rows)
     with torch.cuda.device_of(w):
         launch(w, out, out_scale, fmt, level, how)
-
-
-def _has_kernel(name: str) -> bool:
-    return kind(FORMATS[name]) is not None
 
 
 def update_amax(w: Tensor, amax: Tensor, *, base: torch.dtype) -> None:
@@ -106,12 +105,7 @@ def update_amax(w: Tensor, amax: Tensor, *, base: torch.dtype) -> None:
 
 def tensor_level(amax: Tensor, fmt: Format) -> Tensor:
     """float32 `amax` of any shape, one per merged group -> what `quantize_into` takes as `level`, of that shape."""
-    if fmt.element == "e2m1":
-        level = amax.clamp(min=FLOAT32_TINY).reciprocal_().mul_(NVFP4_RANGE)
-        return level.nan_to_num_(nan=1.0, posinf=1.0)
-    # A number would be divided by as a product with its reciprocal on a GPU.
-    scale = amax / torch.full_like(amax, largest_code(fmt))
-    return torch.where(scale < FLOAT32_TINY, 1.0, scale)
+    return scales.tensor_level(amax, fmt) if fmt.element == "e2m1" else scales.scale_of(amax, fmt)
 
 
 def _check(w: Tensor, fmt: Format, found: str, out: Tensor, out_scale: Tensor, base: torch.dtype) -> None:
@@ -122,15 +116,12 @@ def _check(w: Tensor, fmt: Format, found: str, out: Tensor, out_scale: Tensor, b
     rows, columns = w.shape
     if found == "nvfp4" and columns % 2:
         raise ValueError(f"w has {columns} columns; {fmt.name} packs two per byte")
+    codes, wanted = {
+        "group": ((rows, -(-columns // 8)), torch.int32),
+        "nvfp4": ((rows, columns // 2), torch.uint8),
+    }.get(found, ((rows, columns), torch.float8_e4m3fn if fmt.element == "e4m3" else torch.int8))
     assert fmt.tile is not None
-    codes, wanted = (rows, columns), torch.float8_e4m3fn if fmt.element == "e4m3" else torch.int8
-    scale = {"tensor": (), "row": (rows, 1), "block": (-(-rows // 128), -(-columns // 128))}.get(
-        found, (rows, -(-columns // max(fmt.tile[1], 1)))
-    )
-    if found in ("group", "nvfp4"):
-        codes, wanted = (
-            ((rows, -(-columns // 8)), torch.int32) if found == "group" else ((rows, columns // 2), torch.uint8)
-        )
+    scale = stored_shape(fmt.tile, (rows, columns))
     if out.shape != codes or out.dtype != wanted:
         raise ValueError(f"out is {out.dtype} {tuple(out.shape)}; {fmt.name} of {tuple(w.shape)} is {wanted} {codes}")
     if found == "tensor" and out_scale.dtype != torch.float32:
@@ -159,7 +150,7 @@ def rule_constants(fmt: Format) -> dict[str, Any]:
     rule = RULES[fmt.rule]
     zero = 0.0 if rule.zero_scale is None else rule.zero_scale
     return {"TOP": largest_code(fmt), "AMAX_FLOOR": rule.amax_floor, "SCALE_FLOOR": rule.scale_floor, "ZERO": zero,
-            "ZERO_BELOW": FLOAT32_TINY if rule.form == "reciprocal" else 2.0**-149,
+            "ZERO_BELOW": FLOAT32_TINY if rule.form == "reciprocal" else SMALLEST,
             "FORM": "kernel" if fmt.rule == "int_kernel" else rule.form}  # fmt: skip
 
 

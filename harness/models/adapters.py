@@ -9,16 +9,17 @@ so that an engine arrives at the same codes. Left out: dropout and biases of ada
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from harness.api import LINEAR, Plan, WeightStream, weight_format
+from harness.api import LINEAR, Plan, WeightStream, fused, weight_format
 from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder
 from harness.numerics.formats import Adapters
-from harness.numerics.quantize import dequantize, has_tensor_scale, quantize, receiver_scale
+from harness.numerics.quantize import dequantize, merged_amax, quantize, receiver_scale
 
 COMPANIONS = (".weight_scale", ".weight_zero_point")
 """Endings of what travels beside a weight."""
@@ -47,9 +48,11 @@ def add_adapters(model: Decoder, adapters: Adapters, fixed: Mapping[str, Tensor]
     layers = {name for group in LINEAR for name in group}
     if unknown := sorted(set(adapters.targets) - layers):
         raise ValueError(f"adapters.targets: {unknown[0]} is no linear layer; choose from {', '.join(sorted(layers))}")
-    config = LoraConfig(r=adapters.rank, lora_alpha=adapters.alpha,  # pyright: ignore[reportArgumentType] - peft divides it, any number will do
-        target_modules=list(adapters.targets),
-                        lora_dropout=0.0, bias="none", init_lora_weights=False)  # fmt: skip
+    alpha: Any = adapters.alpha  # peft asks for an int, and divides it
+    config = LoraConfig(
+        r=adapters.rank, lora_alpha=alpha, target_modules=[*adapters.targets], lora_dropout=0.0, bias="none",
+        init_lora_weights=False,
+    )  # fmt: skip
     inject_adapter_in_model(config, model)
     known = {name for name in fixed if name.endswith(LORA)}
     for name, parameter in model.named_parameters():
@@ -88,14 +91,14 @@ def freeze_base(model: Decoder, plan: Plan) -> Decoder:
     fmt = plan.train_weights
     assert fmt is not None and fmt.tile is not None
     held = Plan(rollout_weights=fmt, exceptions=plan.exceptions)
-    for prefix, names in _groups(model):
-        chosen = [name for name in names if weight_format(held, f"{prefix}{name}.weight") == fmt]
-        layers = [model.get_submodule(f"{prefix}{name}") for name in chosen]
-        weights = [layer.get_parameter("weight") for layer in layers]
-        if not weights:
+    modules = model.model.named_modules(prefix="model")
+    for names in fused(name for name, module in modules if isinstance(module, nn.Linear)):
+        layers = [model.get_submodule(name) for name in names if weight_format(held, f"{name}.weight") == fmt]
+        if not layers:
             continue
+        weights = [layer.get_parameter("weight") for layer in layers]
         received = [weight.to(torch.bfloat16) for weight in weights]
-        amax = torch.stack([w.abs().amax().float() for w in received]).amax() if has_tensor_scale(fmt) else None
+        amax = merged_amax(received, fmt)
         for layer, weight, w in zip(layers, weights, received, strict=True):
             q = quantize(w, fmt, tensor_amax=amax)
             weight.copy_(dequantize(q))
@@ -104,17 +107,6 @@ def freeze_base(model: Decoder, plan: Plan) -> Decoder:
                 if q.zero_point is not None and not fmt.symmetric:
                     layer.register_buffer("weight_zero_point", q.zero_point)
     return model
-
-
-def _groups(model: Decoder) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(prefix, names) of the linear layers that engines merge, and of those that stand alone."""
-    qkv, out, gate_up, down = LINEAR
-    for i in range(len(model.model.layers)):
-        yield f"model.layers.{i}.self_attn.", qkv
-        yield f"model.layers.{i}.self_attn.", out
-        for prefix, _ in model.config.mlps:
-            yield f"model.layers.{i}.{prefix}", gate_up
-            yield f"model.layers.{i}.{prefix}", down
 
 
 def named_weights(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from harness.foundation.did_you_mean import listed
 from harness.foundation.json_object import read_json_object
 from harness.foundation.seeds import generator
 from harness.foundation.whole_folder import replacing
@@ -50,7 +52,7 @@ ROPE_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 REFUSED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("hidden_act", lambda v: v not in (None, "silu")),
     ("use_sliding_window", bool),
-    ("layer_types", lambda v: any(kind != "full_attention" for kind in v or ())),
+    ("layer_types", lambda v: v is not None and (not isinstance(v, list) or any(k != "full_attention" for k in v))),
     ("attention_bias", bool),
     ("mlp_bias", bool),
     ("quantization_config", bool),
@@ -61,14 +63,48 @@ EXPERTS = ("num_experts", "num_local_experts")
 """Names of the number of experts; transformers 5 writes the second for Qwen3-MoE, too."""
 
 
+def _size(raw: dict[str, Any], path: Path, key: str, default: int | None = None) -> int:
+    """A size that config.json gives, `default` where it is left out. Raises ValueError for anything but one from 1."""
+    value = raw[key] if default is None else raw.get(key)
+    if value is None and default is not None:
+        return default
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{path}: {key}={value!r}: a whole number above 0 is expected")
+    return value
+
+
+def _number(value: object, path: Path, key: str, default: float) -> float:
+    """A number that config.json gives, `default` for None. Raises ValueError for anything but one above 0."""
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        raise ValueError(f"{path}: {key}={value!r}: a number above 0 is expected")
+    return float(value)
+
+
+def _token(raw: dict[str, Any], path: Path, key: str) -> int | None:
+    """A token id that config.json gives, the first of a list; old folders of Llama have -1 for none. Raises ValueError
+    for anything else."""
+    value = raw.get(key)
+    first = value[0] if isinstance(value, list) and value else value
+    if first is not None and type(first) is not int:
+        raise ValueError(f"{path}: {key}={value!r}: a token id is expected, or a list of them")
+    return first
+
+
 def _rope(raw: dict[str, Any], path: Path, positions: int) -> tuple[float, tuple[tuple[str, Any], ...]]:
     """(base, scaling) from `rope_parameters` (transformers 5), else from `rope_theta` and `rope_scaling` (4).
 
     The positions that scaling starts from are always written out: without them they would be those of the model,
-    which `model.max_positions` changes. Raises ValueError for kinds of scaling that the decoder does not do.
+    which `model.max_positions` changes. Raises ValueError for kinds of scaling that the decoder does not do, and for
+    what is no number.
     """
-    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = float(rope.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
+    key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    if not isinstance(raw.get(key) or {}, dict):
+        raise ValueError(f"{path}: {key}={raw[key]!r}: an object is expected")
+    rope = dict(raw.get(key) or {})
+    base = rope.pop("rope_theta", None)
+    theta = _number(raw.get("rope_theta") if base is None else base, path, "rope_theta", 10000.0)
     older = rope.pop("type", "default")
     kind = rope.pop("rope_type", older)
     if kind == "default" and not any(isinstance(value, dict) for value in rope.values()):
@@ -78,11 +114,12 @@ def _rope(raw: dict[str, Any], path: Path, positions: int) -> tuple[float, tuple
             f"{path}: rope scaling {kind!r} is not supported (choose from default, {', '.join(ROPE_KINDS)})"
         )
     known, needed = ROPE_KINDS[kind]
-    if missing := [name for name in needed if not isinstance(rope.get(name), int | float)]:
+    numbers = {*needed, *(name for name, value in rope.items() if value is not None)} & {*known} - {"truncate"}
+    if missing := [name for name in known if name in numbers and not isinstance(rope.get(name), int | float)]:
         raise ValueError(f"{path}: rope scaling {kind!r} needs a number for {missing[0]}")
     if unknown := sorted(set(rope) - set(known)):
         raise ValueError(f"{path}: rope scaling {kind!r} with {unknown[0]}={rope[unknown[0]]!r} is not supported")
-    rope[LENGTHS] = rope.get(LENGTHS) or raw.get(LENGTHS) or positions
+    rope[LENGTHS] = _size({LENGTHS: rope.get(LENGTHS) or raw.get(LENGTHS)}, path, LENGTHS, positions)
     given = {name: value for name, value in rope.items() if value is not None}
     return theta, tuple(sorted({"rope_type": kind, **given}.items()))
 
@@ -101,9 +138,9 @@ def _mixture(raw: dict[str, Any], path: Path) -> dict[str, Any]:
         key = "mlp_only_layers" if raw.get("mlp_only_layers") else "decoder_sparse_step"
         raise ValueError(f"{path}: {key}={raw[key]!r} is not supported: every layer must be a mixture of experts")
     return {
-        "num_experts": 128 if count is None else int(count),
-        "num_experts_per_tok": int(raw.get("num_experts_per_tok", 8)),
-        "moe_intermediate_size": int(raw.get("moe_intermediate_size", 768)),
+        "num_experts": _size(raw, path, key, 128),
+        "num_experts_per_tok": _size(raw, path, "num_experts_per_tok", 8),
+        "moe_intermediate_size": _size(raw, path, "moe_intermediate_size", 768),
         "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
     }
 
@@ -126,34 +163,36 @@ def load_config(folder: Path | str) -> DecoderConfig:
     for key, is_refused in REFUSED:
         if is_refused(raw.get(key)):
             raise ValueError(f"{path}: {key}={raw[key]!r} is not supported")
+    d, heads = (_size(raw, path, key) for key in ("hidden_size", "num_attention_heads"))
+    kv_heads = _size(raw, path, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ValueError(f"{path}: num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
+    if raw.get("head_dim") is None and kind != "qwen3" and d % heads:
+        raise ValueError(f"{path}: hidden_size={d}: must be a multiple of num_attention_heads={heads}")
+    positions = _size(raw, path, "max_position_embeddings", 2048 if kind == "llama" else 32768)
+    theta, scaling = _rope(raw, path, positions)
+    values = {
+        "vocab_size": _size(raw, path, "vocab_size"),
+        "num_layers": _size(raw, path, "num_hidden_layers"),
+        "hidden_size": d,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": _size(raw, path, "head_dim", 128 if kind == "qwen3" else d // heads),
+        **_mixture(raw, path),
+        "intermediate_size": _size(raw, path, "intermediate_size"),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "rms_eps": _number(raw.get("rms_norm_eps"), path, "rms_norm_eps", 1e-6),
+        "qk_norm": kind in ("qwen3", "qwen3_moe"),
+        "attention_bias": kind == "qwen2",
+        "tie_embeddings": bool(raw.get("tie_word_embeddings", False)),
+        "max_positions": positions,
+        **{f"{name}_id": _token(raw, path, f"{name}_token_id") for name in ("bos", "eos", "pad")},
+    }
     try:
-        d, heads = int(raw["hidden_size"]), int(raw["num_attention_heads"])
-        eos = raw.get("eos_token_id")
-        positions = int(raw.get("max_position_embeddings", 2048 if kind == "llama" else 32768))
-        theta, scaling = _rope(raw, path, positions)
-        is_qwen3 = kind in ("qwen3", "qwen3_moe")
-        return DecoderConfig(
-            vocab_size=int(raw["vocab_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
-            hidden_size=d,
-            num_heads=heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or (128 if kind == "qwen3" else d // heads)),
-            **_mixture(raw, path),
-            intermediate_size=int(raw["intermediate_size"]),
-            rope_theta=theta,
-            rope_scaling=scaling,
-            rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            qk_norm=is_qwen3,
-            attention_bias=kind == "qwen2",
-            tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            max_positions=positions,
-            bos_id=raw.get("bos_token_id"),
-            eos_id=eos[0] if isinstance(eos, list) else eos,
-            pad_id=raw.get("pad_token_id"),
-        )
-    except TypeError as error:
-        raise ValueError(f"{path}: a field that should be a number is not ({error})") from error
+        return DecoderConfig(**values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def config_json(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -227,8 +266,12 @@ def link_folder(source: Path | str, target: Path | str, max_positions: int) -> N
 
 def _files(folder: Path) -> list[Path]:
     """The weight files of a folder: those its index names, or the single one."""
-    index = folder / INDEX
-    names = sorted(set(read_json_object(index).get("weight_map", {}).values())) if index.exists() else [WEIGHTS]
+    index, names = folder / INDEX, [WEIGHTS]
+    if index.exists():
+        places = read_json_object(index)["weight_map"]
+        if not isinstance(places, dict) or not places:
+            raise ValueError(f"{index}: weight_map names no file")
+        names = sorted(set(places.values()))
     files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
@@ -272,7 +315,7 @@ def load_decoder(folder: Path | str, *, max_positions: int | None = None) -> Dec
                 params[name].copy_(tensor.to(torch.float32))
                 del shapes[name]
     if shapes or unknown:
-        raise ValueError(f"{folder}: missing tensors {_some(shapes)}; unknown tensors {_some(unknown)}")
+        raise ValueError(f"{folder}: missing tensors {listed(shapes)}; unknown tensors {listed(unknown)}")
     if tied is not None and not torch.equal(tied.to(torch.float32), params["model.embed_tokens.weight"]):
         raise ValueError(f"{folder}: tie_word_embeddings is true but lm_head.weight differs from the embedding")
     return model
@@ -283,11 +326,6 @@ def empty_decoder(folder: Path | str) -> Decoder:
     Only the folder's config.json is read; raises ValueError as `load_config`."""
     with torch.device("meta"):
         return Decoder(load_config(folder))
-
-
-def _some(names: list[str] | dict[str, tuple[int, ...]]) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "") if listed else "none"
 
 
 @torch.no_grad()
@@ -302,7 +340,7 @@ def save_decoder(model: Decoder, folder: Path | str, dtype: torch.dtype = torch.
     state = {name: tensor for name, tensor in model.state_dict().items() if name in shapes}
     wrong = [name for name, shape in shapes.items() if name not in state or tuple(state[name].shape) != shape]
     if wrong:
-        raise ValueError(f"the model is not a plain decoder: {_some(wrong)} missing or misshapen")
+        raise ValueError(f"the model is not a plain decoder: {listed(wrong)} missing or misshapen")
     values = config_json(model.config, dtype)
     with replacing(folder) as scratch:
         for file in folder.iterdir() if folder.is_dir() else ():

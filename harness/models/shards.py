@@ -23,7 +23,7 @@ from harness.models.checkpoint import CONFIG, INDEX, WEIGHTS
 SHARD_BYTES = 5 * 10**9
 """Most bytes of tensors in one file, unless a single tensor has more; as transformers does."""
 GENERATION = "generation_config.json"
-COMPANIONS = (
+MODEL_FILES = (
     GENERATION, "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "chat_template*", "*.tiktoken", "LICENSE*",
 )  # fmt: skip
@@ -39,7 +39,7 @@ def write_folder(
     generation_config.json, one with the config's special tokens is written.
     """
     with replacing(folder) as scratch:
-        _copy_companions(source, scratch)
+        _copy_files(source, scratch)
         (scratch / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if not (scratch / GENERATION).exists():
             names = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -48,10 +48,10 @@ def write_folder(
         write_shards(scratch, tensors, shard_bytes)
 
 
-def _copy_companions(source: Path, folder: Path) -> None:
+def _copy_files(source: Path, folder: Path) -> None:
     """Copy what of a model folder belongs to any weights of its shape."""
     for file in sorted(source.iterdir()):
-        if file.is_file() and any(fnmatchcase(file.name, pattern) for pattern in COMPANIONS):
+        if file.is_file() and any(fnmatchcase(file.name, pattern) for pattern in MODEL_FILES):
             shutil.copyfile(file, folder / file.name)
 
 

@@ -21,6 +21,6 @@ kv_scales.py           scales of an FP8 KV cache
 experts.py             routing of tokens to experts, and the sum over the chosen ones
 rms_norm.py            RMSNorm with its gradient written out
 logprobs.py            log-probability and entropy of sampled tokens from logits
-compiler_options.py    options of every torch.compile, with the width of vectors in the cache key
 head_logp.py           the same from the input of the head, in chunks, without whole logits
+compiler_options.py    options of every torch.compile, with the width of vectors in the cache key
 """

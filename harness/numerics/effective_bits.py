@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from math import prod
 
 from harness.numerics.formats import MACRO, Adapters, Format, at_rollout
+from harness.numerics.nf4 import OUTER_BLOCK
 from harness.numerics.rounding import INT_BITS
+from harness.numerics.tiles import stored_shape
 
 ELEMENT_BITS: dict[str, int] = {
     "fp32": 32, "bf16": 16, "fp16": 16, "e4m3": 8, "e5m2": 8, "e2m1": 4, "nf4": 4, **INT_BITS,
@@ -20,8 +22,6 @@ ELEMENT_BITS: dict[str, int] = {
 SCALE_BITS = {"fp32": 32, "e4m3": 8, "e8m0": 8, "e8m0_m8": 8}
 WIDE = 16
 """Bits of an unquantized weight, of a group's scale and of an adapter's weight."""
-SECOND_LEVEL = 256
-"""Blocks whose scales share one 32-bit scale where scales are themselves quantized (QLoRA's double quantization)."""
 Shape = tuple[int, int]
 
 
@@ -36,9 +36,9 @@ def stored_bits(shape: Shape, fmt: Format | None) -> int:
     if fmt.element == "nf4":  # blocks run along the flattened matrix
         tiles = -(-count // fmt.tile[1])
     else:
-        tiles = prod(-(-size // (tile or size)) for size, tile in zip(shape, fmt.tile, strict=True))
+        tiles = prod(stored_shape(fmt.tile, shape))
     if fmt.double_quant:
-        return bits + 8 * tiles + 32 * -(-tiles // SECOND_LEVEL) + 32
+        return bits + 8 * tiles + 32 * -(-tiles // OUTER_BLOCK) + 32
     has_groups = fmt.element in INT_BITS and fmt.tile[1] > 0
     bits += tiles * (WIDE if has_groups else SCALE_BITS[fmt.scale_dtype])
     if fmt.scale_dtype == "e8m0_m8":

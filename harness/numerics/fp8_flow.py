@@ -85,8 +85,10 @@ class FP8Linear(nn.Linear):
 
     kernels: Kernels | None
     """Kernels of the products; None: they are emulated. `use_kernels` sets it."""
+    key: str
+    """`fp8_gemm.key_of` the kernels; empty without."""
     run: Callable[[FP8Linear, Tensor], Tensor]
-    """`emulate`, or what stands for it beside a compiler, which must not look into it (`trainers.compiling`)."""
+    """`emulate`, or what stands for it beside a compiler, which must not look into it (`trainers.local.compiling`)."""
 
     def __init__(self, linear: nn.Linear, *, weights: Format, acts: Format, fp8_saved_activations: bool = True) -> None:
         """`fp8_saved_activations`: the backward pass gets X as its FP8 1x128 form dequantized into bf16 (Jet-RL);

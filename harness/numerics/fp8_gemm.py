@@ -78,7 +78,7 @@ class Kernels:
     Hopper scales a product of runs by square tiles with half the instructions."""
 
 
-def fits(shape: tuple[int, ...] | torch.Size, weights: Format, acts: Format) -> bool:
+def fits(shape: tuple[int, ...], weights: Format, acts: Format) -> bool:
     """Can the products of a weight of `shape` [N, K] under these formats be computed on codes?"""
     is_whole = len(shape) == 2 and all(size > 0 and size % TILE == 0 for size in shape)
     return is_whole and weights.tile == (TILE, TILE) and acts.tile == (1, TILE)

@@ -7,14 +7,15 @@ algorithm 1; options as in llm-compressor's `gptq_quantize.py` and AutoGPTQ.
     H^-1 = U^T U,   e_k = (w_k - q_k) / U_kk,   w_j <- w_j - e_k U_kj  for j > k,
     sum_k e_k^2 = delta H delta^T  per row,  delta = W - W_hat  (H with its damping): the identity that proves a run
 
-Scales and rounding are those of `quantize.py`. Left out: the order over a network and its calibration data, packing.
+Scales are those of the original weight, and rounding is that of `quantize.py`. Left out: groups that are filled in the
+order of rounding, the order over a network and its calibration data, packing.
 """
 
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 import torch
@@ -23,10 +24,8 @@ from torch import Tensor
 from harness.numerics.formats import Format
 from harness.numerics.quantize import Quantized, dequantize, has_tensor_scale, quantize
 
-ActOrder = Literal["none", "static", "group"]
-ScaleSource = Literal["original", "current"]
+ActOrder = Literal["none", "static"]
 ACT_ORDERS: tuple[ActOrder, ...] = get_args(ActOrder)
-SCALE_SOURCES: tuple[ScaleSource, ...] = get_args(ScaleSource)
 _DAMPING_FACTORS = (1.0, 10.0, 100.0)
 
 
@@ -37,7 +36,7 @@ class GPTQResult:
     codes: Tensor
     """[N, K], dtype as in `quantize.Quantized`."""
     scale: Tensor
-    """As in `Quantized`. Its groups are runs of columns, unless `g_idx` says otherwise."""
+    """As in `Quantized`."""
     zero_point: Tensor | None
     global_scale: Tensor | None
     """NVFP4's tensor-level scale."""
@@ -54,9 +53,6 @@ class GPTQResult:
     """The fraction of the mean diagonal that was added; the last one tried where `is_fallback`."""
     is_fallback: bool
     """H could not be factorised: this is plain rounding to nearest. Count these in a report."""
-    g_idx: Tensor | None
-    """int32 [K], act order "group": the group of every column. `argsort(g_idx, stable=True)` orders columns as the
-    scales want them. None: column j is in group j // G."""
 
 
 def accumulate(h: Tensor | None, count: int, x: Tensor, keep: Tensor | None = None) -> tuple[Tensor, int]:
@@ -83,98 +79,63 @@ def gptq(
     block: int = 128,
     damping: float = 0.01,
     act_order: ActOrder = "none",
-    scales: ScaleSource = "original",
     name: str = "weight",
 ) -> GPTQResult:
     """GPTQ of `w` [N, K] with the Hessian `h` [K, K] of its inputs, in the dtype of `h` (float32 or float64).
 
     block: columns between two updates of all the rest; only speed depends on it. damping: fraction of mean(diag H)
     added to the diagonal; ten, then a hundred times that where H does not factorise; then rounding to nearest.
-    act_order: columns by falling diagonal, in the groups they had ("static") or regrouped in that order ("group").
-    scales: of the original weight, or of a group as it is when its first column is reached (not with "static").
+    act_order: "static" rounds columns by falling diagonal, in the groups they had.
     An input that never fired (H_jj = 0) loses its weights.
     Raises ValueError, with `name`: shapes; a group that does not divide K; H zero or not finite; a format or an
     option that is unknown here.
     """
     width = _group_width(w, fmt, name)
-    _check(w, h, block, damping, act_order, scales, name)
-    w, num_columns = w.detach().float(), w.shape[1]
-    tensor_amax = w.abs().amax() if has_tensor_scale(fmt) else None
-    natural = torch.arange(num_columns, device=w.device)
+    _check(w, h, block, damping, act_order, name)
+    w = w.detach().float()
+    amax = w.abs().amax() if has_tensor_scale(fmt) else None
+    natural = torch.arange(w.shape[1], device=w.device)
     order = natural if act_order == "none" else torch.argsort(h.diagonal(), descending=True, stable=True)
-    # Where a column sits among the groups, and which group the columns to be rounded in turn have.
-    seats, groups = (order, natural // width) if act_order == "group" else (natural, order // width)
-    grid = _grid(w[:, seats], fmt, tensor_amax)
+    grid = quantize(w, fmt, tensor_amax=amax)
     # As in llm-compressor, dead inputs come last in the order, and their weights still count for the scales.
     dead = h.diagonal() == 0
     work = w.to(h.dtype).masked_fill(dead, 0.0).t()[order]
     root, damping, is_fallback = _inverse_root((h + dead.to(h.dtype).diag())[order][:, order], damping)
-    errors = _sweep(work, root, grid, cast(list[int], groups.tolist()), block, width if scales == "current" else None)
+    errors = _sweep(work, root, grid, amax, cast(list[int], (order // width).tolist()), block)
     back = torch.argsort(order)
     preround, errors = work[back].t().float().contiguous(), errors[back].t()
-    q, unseat = _round(preround[:, seats], grid), torch.argsort(seats)
-    g_idx = (unseat // width).int() if act_order == "group" and width < num_columns else None
+    q = _round(preround, grid, amax)
+    assert grid.scale is not None
     return GPTQResult(
-        codes=_reorder(q.codes, unseat), scale=grid.scale, zero_point=q.zero_point, global_scale=q.global_scale,
-        values=dequantize(q)[:, unseat], preround=preround, errors=errors, loss=errors.square().sum(1) / 2,
-        damping=damping, is_fallback=is_fallback, g_idx=g_idx,
+        codes=q.codes, scale=grid.scale, zero_point=q.zero_point, global_scale=q.global_scale, values=dequantize(q),
+        preround=preround, errors=errors, loss=errors.square().sum(1) / 2, damping=damping, is_fallback=is_fallback,
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Grid that columns are rounded to. The tensors are overwritten where scales follow the weight."""
-
-    fmt: Format
-    scale: Tensor
-    zero_point: Tensor | None
-    tensor_amax: Tensor | None
+def _round(columns: Tensor, grid: Quantized, amax: Tensor | None) -> Quantized:
+    """Columns [N, k] to the scales of `grid`."""
+    return quantize(columns, grid.fmt, scale=grid.scale, zero_point=grid.zero_point, tensor_amax=amax)
 
 
-def _grid(w: Tensor, fmt: Format, tensor_amax: Tensor | None) -> _Grid:
-    q = quantize(w, fmt, tensor_amax=tensor_amax)
-    assert q.scale is not None
-    return _Grid(fmt, q.scale, q.zero_point, tensor_amax)
-
-
-def _round(columns: Tensor, grid: _Grid) -> Quantized:
-    scale, zero_point = grid.scale, grid.zero_point
-    return quantize(columns, grid.fmt, scale=scale, zero_point=zero_point, tensor_amax=grid.tensor_amax)
-
-
-def _of_group(grid: _Grid, group: int) -> _Grid:
-    """Grid of one group's columns, as views."""
-    if grid.fmt.tile is None or grid.fmt.tile[1] == 0:
+def _of_group(grid: Quantized, group: int) -> Quantized:
+    """The scales of one group's columns, as views."""
+    assert grid.scale is not None and grid.fmt.tile is not None
+    if grid.fmt.tile[1] == 0:
         return grid
     zero_point = None if grid.zero_point is None else grid.zero_point[..., group : group + 1]
-    return _Grid(grid.fmt, grid.scale[..., group : group + 1], zero_point, grid.tensor_amax)
+    return replace(grid, scale=grid.scale[..., group : group + 1], zero_point=zero_point)
 
 
-def _follow(grid: _Grid, columns: Tensor) -> None:
-    """Recompute the scales from the columns as they are now."""
-    now = _grid(columns, grid.fmt, grid.tensor_amax)
-    grid.scale.copy_(now.scale)
-    if grid.zero_point is not None and now.zero_point is not None:
-        grid.zero_point.copy_(now.zero_point)
+def _sweep(w: Tensor, root: Tensor, grid: Quantized, amax: Tensor | None, groups: list[int], block: int) -> Tensor:
+    """Round all columns of a weight to the scales of `grid` in turn: e_k. What was rounded remains in `w`.
 
-
-def _sweep(w: Tensor, root: Tensor, grid: _Grid, groups: list[int], block: int, width: int | None) -> Tensor:
-    """Round all columns of a weight in turn: e_k. What was rounded remains in `w`.
-
-    `w` and the result are [K, N]: columns lie together. `groups`: the group of each. `width`: columns of a group whose
-    scales follow the weight.
+    `w` and the result are [K, N]: columns lie together. `groups`: the group of each.
     """
     errors = torch.zeros_like(w)
     for start in range(0, w.shape[0], block):
         end = min(start + block, w.shape[0])
         for k in range(start, end):
-            own = _of_group(grid, groups[k])
-            if width is not None and k % width == 0:
-                now = w[k : k + width].clone()
-                # Beyond the block, the errors of this block are still owed.
-                now[end - k :] -= root[start:k, end : k + width].t() @ errors[start:k]
-                _follow(own, now.t())
-            rounded = dequantize(_round(w[k].unsqueeze(1), own)).squeeze(1)
+            rounded = dequantize(_round(w[k].unsqueeze(1), _of_group(grid, groups[k]), amax)).squeeze(1)
             torch.sub(w[k], rounded, out=errors[k]).div_(root[k, k])
             w[k + 1 : end].addr_(root[k, k + 1 : end], errors[k], alpha=-1)
         w[end:].addmm_(root[start:end, end:].t(), errors[start:end], alpha=-1)
@@ -202,11 +163,6 @@ def _cholesky(h: Tensor) -> Tensor | None:
     return lower if info.item() == 0 and bool(lower.isfinite().all()) else None
 
 
-def _reorder(codes: Tensor, order: Tensor) -> Tensor:
-    """Columns of `codes`, whatever dtype; torch cannot index float8."""
-    return codes.view(torch.uint8)[:, order].view(codes.dtype)
-
-
 def _group_width(w: Tensor, fmt: Format, name: str) -> int:
     """Columns that share a scale."""
     if fmt.tile is None or fmt.element == "nf4" or fmt.rule == "ct_token":
@@ -219,7 +175,7 @@ def _group_width(w: Tensor, fmt: Format, name: str) -> int:
     return width
 
 
-def _check(w: Tensor, h: Tensor, block: int, damping: float, act_order: str, scales: str, name: str) -> None:
+def _check(w: Tensor, h: Tensor, block: int, damping: float, act_order: str, name: str) -> None:
     if h.shape != (w.shape[1], w.shape[1]) or h.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"Hessian of {name} is {h.dtype} {tuple(h.shape)}; valid: float32 or float64 of {(w.shape[1],) * 2}"
@@ -230,9 +186,5 @@ def _check(w: Tensor, h: Tensor, block: int, damping: float, act_order: str, sca
         raise ValueError(f"Hessian of {name} is zero: no calibration token reached it; round it to nearest instead")
     if act_order not in ACT_ORDERS:
         raise ValueError(f"act_order {act_order!r} is unknown; valid: {', '.join(ACT_ORDERS)}")
-    if scales not in SCALE_SOURCES:
-        raise ValueError(f"scales {scales!r} is unknown; valid: {', '.join(SCALE_SOURCES)}")
-    if act_order == "static" and scales == "current":
-        raise ValueError("scales 'current' does not go with act_order 'static', whose groups fill in no order")
     if block < 1 or not 0 <= damping < float("inf"):
         raise ValueError(f"block is {block} and damping {damping}; valid: block >= 1, damping >= 0")

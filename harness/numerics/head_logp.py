@@ -173,6 +173,6 @@ def _checkpointed(
         return selected_logp(head(some)[:, :num_tokens], ids, temperature, entropy_grad=entropy_grad)
 
     run: Callable[..., tuple[Tensor, Tensor]] = checkpoint  # pyright: ignore[reportUnknownVariableType]
-    rows = [slice(first, first + chunk) for first in range(0, len(x), chunk)]
+    rows = [slice(first, first + chunk) for first in range(0, max(1, len(x)), chunk)]
     pieces = [run(of, x[r], token_ids[r], use_reentrant=False, preserve_rng_state=False) for r in rows]
     return torch.cat([logp for logp, _ in pieces]), torch.cat([entropy for _, entropy in pieces])

@@ -9,6 +9,7 @@ the norm. Left out: linear attention, parallel towers, packed weights.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
@@ -122,5 +123,4 @@ def scaled(tensors: Mapping[str, Tensor], s: float, scope: Scope = "all") -> dic
 
 def is_power_of_two(s: float) -> bool:
     """True where multiplying by s only moves the exponent."""
-    mantissa, _ = torch.frexp(torch.tensor(s, dtype=torch.float64))
-    return float(mantissa) == 0.5
+    return math.frexp(s)[0] == 0.5

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from harness.numerics.formats import Format
 from harness.numerics.quantize import fake_quantize
 from harness.numerics.rounding import FLOAT_MAX, constant
+from harness.numerics.scales import RULES
 
 Role = Literal["q", "k", "v"]
 KV: tuple[Role, Role] = ("k", "v")
@@ -29,10 +30,10 @@ ENDINGS = tuple(f".self_attn.{role}_scale" for role in KV)
 """Endings of the scales' names in a weight stream."""
 INFERENCE_DIVISOR: dict[Role, float] = {"q": 200.0, "k": 200.0, "v": 100.0}
 """vLLM's defaults of Q_SCALE_CONSTANT, K_SCALE_CONSTANT, V_SCALE_CONSTANT: not 448."""
-MARGIN = 1.05
+MARGIN = RULES["kv"].margin
 """NeMo-RL's head room over the calibrated maximum."""
 PERCENTILE = 0.999
-SMALLEST_SCALE = 1e-6
+SMALLEST_SCALE = RULES["kv"].scale_floor
 """Smallest scale; engines reject 0."""
 CORE = re.compile(r"(?:^|\.)layers\.(\d+)\.self_attn\.core$")
 """The modules called with (q, k, v, at) after the norms and the rotation."""
@@ -74,8 +75,8 @@ def trainer_scales(
     margin: float = MARGIN,
     percentile: float = PERCENTILE,
 ) -> dict[str, Tensor]:
-    """Scales float32 [] by name from recorded micro-batch maxima by name, over all heads (several ranks: join their
-    lists' results by the maximum before)."""
+    """Scales float32 [] by name from recorded micro-batch maxima by name, over all heads. Of several ranks each takes
+    its `percentile_amax`; `kv_scale` of the largest of these is the scale."""
     return {name: kv_scale(percentile_amax(values, percentile), fmt, margin=margin) for name, values in amaxes.items()}
 
 

@@ -4,7 +4,7 @@
 what int8 x int8 (exact integer sums) and FP8 (float32 accumulation) kernels approximate up to summation order. Where a
 kernel applies the scales after the sum, the result differs in the last float32 bits only.
 `CastLinear` is the trainer's: 16-bit operands, results and gradients around a float32 master weight.
-Left out: the three-GEMM FP8 training flow, and any real low-precision kernel.
+Left out: the FP8 training flow (`fp8_flow.py`), and any real low-precision kernel.
 """
 
 from __future__ import annotations

@@ -26,12 +26,13 @@ def selected_logp(
     logits [M, V] of any float dtype, differentiable; token_ids [M] int64 -> (log-prob [M], entropy [M]), nats, float32
     (float64 for float64 logits). The entropy is detached unless `entropy_grad`. A logit of -inf has probability 0.
     `chunk` rows at a time are held in float32 and recomputed in the backward pass, so that V = 150k costs
-    chunk x V floats beside the logits; None keeps one [M, V] log-softmax and is the fast choice for small V.
+    chunk x V floats beside the logits; None keeps one [M, V] log-softmax and is the fast choice for small V. Raises
+    ValueError where `chunk` < 1.
     """
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk: {chunk} is not a number of rows (choose >= 1 or None)")
     if chunk is None or chunk >= logits.shape[0]:
         return _rows(logits, token_ids, temperature, entropy_grad)
-    if chunk < 1:
-        raise ValueError(f"chunk: {chunk} is not a number of rows (choose >= 1 or None)")
     pieces: list[tuple[Tensor, Tensor]] = []
     for first in range(0, logits.shape[0], chunk):
         rows = slice(first, first + chunk)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 BLOCK = 64
 OUTER_BLOCK = 256
+"""Blocks whose maxima share one float32 scale under double quantization."""
 LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -28,7 +29,8 @@ def quantize_nf4(
     """float32 `w` of any shape -> (codes uint8 of its shape, scale, offset, outer scale).
 
     scale: absmax float32 [ceil(numel / 64)], or its uint8 indices where `is_double`, with offset [] and outer scale
-    [ceil(blocks / 256)], float32. `absmax` given: frozen maxima (not with `is_double`). A zero block gives code 7.
+    [ceil(blocks / 256)], float32. `absmax` given: frozen maxima. A zero block gives code 7. Raises ValueError for
+    maxima of another number of blocks, and with `is_double`.
     """
     blocks = _by_blocks(w.reshape(-1), BLOCK)
     if absmax is None:

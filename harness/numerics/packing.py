@@ -23,7 +23,8 @@ def pack_int32(codes: Tensor, num_bits: int, *, dim: Literal[0, 1] = 1) -> Tenso
     Layout of compressed-tensors 0.20 compressors/pack_quantized/helpers.py.
     Raises ValueError for a bit width outside 1..8 or a code outside its range.
     """
-    _check_bits(num_bits)
+    if not 1 <= num_bits <= 8:
+        raise ValueError(f"num_bits is {num_bits}; it must lie in 1..8")
     half = 2 ** (num_bits - 1)
     if bool(((codes < -half) | (codes > half - 1)).any()):
         raise ValueError(f"codes leave the range of {num_bits} bits: {int(codes.min())}..{int(codes.max())}")
@@ -42,7 +43,7 @@ def pack_int32(codes: Tensor, num_bits: int, *, dim: Literal[0, 1] = 1) -> Tenso
 
 
 def pack_fp4(codes: Tensor) -> Tensor:
-    """E2M1 codes uint8 [..., K] (K even) -> uint8 [..., K/2], the even element in the low nibble."""
+    """E2M1 codes uint8 [..., K] -> uint8 [..., K/2], the even element in the low nibble. ValueError for odd K."""
     if codes.shape[-1] % 2:
         raise ValueError(f"the last axis has {codes.shape[-1]} codes; two per byte need an even number")
     return codes[..., ::2] | (codes[..., 1::2] << 4)
@@ -91,8 +92,3 @@ def _pack_groups(q: Quantized, num_bits: int) -> dict[str, Tensor]:
 def _signed(codes: Tensor, half: int) -> Tensor:
     """Unsigned codes (the "qat" rule) shifted to the signed range; code and zero point shift alike."""
     return codes if codes.dtype == torch.int8 else (codes.to(torch.int16) - half).to(torch.int8)
-
-
-def _check_bits(num_bits: int) -> None:
-    if not 1 <= num_bits <= 8:
-        raise ValueError(f"num_bits is {num_bits}; it must lie in 1..8")

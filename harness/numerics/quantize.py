@@ -7,6 +7,7 @@ Left out: packing (`packing.py`), calibration, and methods that change the weigh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from harness.numerics import nf4, scales, tiles
 from harness.numerics.formats import Format
-from harness.numerics.rounding import CASTS, FLOAT_MAX, decode, e8m0_byte, e8m0_value, encode_, round_float_
+from harness.numerics.rounding import CASTS, FLOAT_EDGE, FLOAT_MAX, decode, e8m0_byte, e8m0_value, encode_, round_float_
 
 _MERGED_SCALE = ("tensor", "ct", "torchao")
 
@@ -134,6 +135,12 @@ def has_tensor_scale(fmt: Format) -> bool:
     return (fmt.tile == (0, 0) or fmt.scale_dtype == "e4m3") and fmt.rule in _MERGED_SCALE
 
 
+def merged_amax(weights: Sequence[Tensor], fmt: Format) -> Tensor | None:
+    """Largest magnitude, float32 [], of `weights` of any shape and float dtype that engines merge; None where `fmt` has
+    no scale of the whole tensor for them to share."""
+    return torch.stack([w.detach().abs().amax() for w in weights]).amax().float() if has_tensor_scale(fmt) else None
+
+
 def saturated_frac(w: Tensor, q: Quantized) -> float:
     """Fraction of `w` [..., N, K] beyond the largest code of `q` by more than half a step: clipped, not rounded.
 
@@ -154,10 +161,10 @@ def saturated_frac(w: Tensor, q: Quantized) -> float:
 
 
 def code_flips(a: Quantized, b: Quantized) -> Tensor:
-    """Fraction [] float32 of elements whose code differs between two quantizations of one shape and format; +0 and -0
-    are equal.
+    """Fraction [] float32 of elements whose code differs between two quantizations of one shape and element; +0 and
+    -0 are equal.
 
-    Scales do not count. Raises ValueError where shape or format differ.
+    Scales do not count. Raises ValueError where shape or element differ.
     """
     if a.shape != b.shape or a.fmt.element != b.fmt.element:
         raise ValueError(f"cannot compare {a.fmt.name} {a.shape} with {b.fmt.name} {b.shape}")
@@ -179,6 +186,8 @@ def _scaled(
     if scale is not None:
         scale = _spread_given(scale, fmt, x.shape)
     if zero_point is not None:
+        if scale is None or fmt.symmetric:
+            raise ValueError(f"format {fmt.name}: a zero_point goes with the given scale of an asymmetric format")
         zero_point = tiles.spread(zero_point.to(torch.float32), tile, x.shape)
     elif scale is not None and not fmt.symmetric:
         raise ValueError(f"format {fmt.name} needs a zero_point beside its scale")
@@ -216,7 +225,6 @@ def _encode_(v: Tensor, fmt: Format) -> Tensor:
 def _limits(fmt: Format) -> tuple[float, float]:
     """Limits beyond which rounding would leave the codes: half a step beyond the smallest and the largest one."""
     if fmt.element in FLOAT_MAX:
-        edge = {"e4m3": 464.0, "e5m2": 61440.0, "e2m1": 7.0}[fmt.element]
-        return -edge, edge
+        return -FLOAT_EDGE[fmt.element], FLOAT_EDGE[fmt.element]
     low, high = scales.int_range(fmt)
     return low - 0.5, high + 0.5

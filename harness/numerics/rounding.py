@@ -17,10 +17,14 @@ CASTS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, 
 """Elements that are a dtype of torch and no quantization."""
 FLOAT_MAX: dict[str, float] = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
 """Largest finite magnitude of each small float (OCP 8-bit and microscaling specifications)."""
+FLOAT_EDGE: dict[str, float] = {"e4m3": 464.0, "e5m2": 61440.0, "e2m1": 7.0}
+"""Half a step beyond it: magnitudes above are clipped, not rounded."""
 INT_BITS: dict[str, int] = {"int8": 8, "int4": 4, "int3": 3, "int2": 2}
+_FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _GRIDS: dict[str, tuple[int, float]] = {"e4m3": (3, 2.0**-6), "e5m2": (2, 2.0**-14), "e2m1": (1, 1.0)}
 """(mantissa bits, smallest normal number)."""
-_EXPONENT_BITS = 0x7F800000
+FLOAT32_INF_BITS = 0x7F800000
+"""Bits of inf, which are those of the exponent."""
 _E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -62,7 +66,7 @@ def round_float_(v: Tensor, element: Element, is_bounded: bool = False) -> Tenso
 
 def binades(v: Tensor) -> Tensor:
     """2^floor(log2 |v|) of float32 `v`, by its exponent bits: 0 where |v| is 0 or subnormal, inf where inf or NaN."""
-    return torch.bitwise_and(v.view(torch.int32), constant(_EXPONENT_BITS, v, torch.int32)).view(torch.float32)
+    return torch.bitwise_and(v.view(torch.int32), constant(FLOAT32_INF_BITS, v, torch.int32)).view(torch.float32)
 
 
 def encode_(v: Tensor, element: Element) -> Tensor:
@@ -70,10 +74,8 @@ def encode_(v: Tensor, element: Element) -> Tensor:
 
     e4m3 and e5m2 give the float8 dtype; e2m1 gives uint8 with one 4-bit code per byte, the sign in bit 3 (-0 is 8).
     """
-    if element == "e4m3":
-        return v.clamp_(-448.0, 448.0).to(torch.float8_e4m3fn)
-    if element == "e5m2":
-        return v.clamp_(-57344.0, 57344.0).to(torch.float8_e5m2)
+    if element in _FLOAT8:
+        return v.clamp_(-FLOAT_MAX[element], FLOAT_MAX[element]).to(_FLOAT8[element])
     assert element == "e2m1"
     codes = torch.signbit(v).view(torch.uint8).mul_(constant(8, v, torch.uint8))
     magnitude = round_float_(v, element).abs_()
@@ -84,7 +86,7 @@ def encode_(v: Tensor, element: Element) -> Tensor:
 
 
 def decode(codes: Tensor, element: Element) -> Tensor:
-    """Codes of any element (see `encode`; int codes are int8 or uint8) -> float32 of the same shape."""
+    """Codes of any element (see `encode_`; int codes are int8 or uint8) -> float32 of the same shape."""
     if element in ("e4m3", "e2m1"):
         table = code_values(element, codes.device)
         return table.index_select(0, codes.view(torch.uint8).reshape(-1).int()).view(codes.shape)
@@ -103,8 +105,10 @@ def code_values(element: Element, device: torch.device) -> Tensor:
 
 
 def power_of_two_at_least(s: Tensor) -> Tensor:
-    """The smallest power of two >= `s`: positive normal float32 of any shape, by its exponent bits (no log2)."""
-    return binades((s.view(torch.int32) + 0x7FFFFF).view(torch.float32))
+    """The smallest power of two >= `s`: positive normal float32 of any shape, by its exponent bits (no log2); inf where
+    inf or NaN."""
+    bits = s.view(torch.int32).clamp(max=FLOAT32_INF_BITS)
+    return binades((bits + 0x7FFFFF).view(torch.float32))
 
 
 def e8m0_value(byte: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Scale rules: from the largest magnitude of a tile to its scale, rule by rule.
 
 A rule is named after who uses it; two rules of one element must not be compared bit for bit with each other.
-Rules of fp32 scales are rows of `RULES`, rules of E8M0 scales rows of `MX_RULES`, with a mantissa by
-macro-block or without; NVFP4 has "ct" (with "ct_token",
-one tensor-level scale per row) and "torchao". An all-zero tile gives zero codes and a finite scale under every rule.
+Rules of fp32 scales are rows of `RULES`, rules of E8M0 scales rows of `MX_RULES`, with a mantissa by macro-block or
+without; NVFP4 has "ct" (with "ct_token", one tensor-level scale per row) and "torchao". An all-zero tile gives zero
+codes and a finite scale under every rule.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.nn import functional
 from harness.numerics import tiles
 from harness.numerics.formats import MACRO, Format
 from harness.numerics.rounding import (
+    FLOAT32_INF_BITS,
     FLOAT_MAX,
     INT_BITS,
     binades,
@@ -30,7 +31,6 @@ from harness.numerics.rounding import (
 
 FLOAT32_EPS = torch.finfo(torch.float32).eps
 FLOAT32_TINY = torch.finfo(torch.float32).tiny
-FLOAT32_INF_BITS = 0x7F800000
 SMALLEST = 2.0**-149
 """The smallest float32 above 0."""
 NVFP4_RANGE = FLOAT_MAX["e4m3"] * FLOAT_MAX["e2m1"]
@@ -144,7 +144,7 @@ def make(
 
 
 def _symmetric(view: Tensor, fmt: Format, tensor_amax: Tensor | None) -> Scales:
-    rule, top = RULES[fmt.rule], constant(largest_code(fmt), view)
+    rule = RULES[fmt.rule]
     assert fmt.tile is not None
     amax = tiles.amax(view, fmt.tile) if tensor_amax is None else tensor_amax.to(torch.float32)
     # A tile's own maximum lands on the largest code but for float32 error. Not so with half a range, nor with the
@@ -152,24 +152,30 @@ def _symmetric(view: Tensor, fmt: Format, tensor_amax: Tensor | None) -> Scales:
     is_bounded = tensor_amax is None and fmt.rule != "ct"
     if rule.form == "inverse":
         assert rule.zero_scale is not None
+        top = constant(largest_code(fmt), view)
         factor = top / amax
         factor = torch.where(factor.isinf(), constant(rule.zero_scale, view), factor)
         # The kernel stores amax / 127; verl's PyTorch path stores the inverse of its factor.
         scale = amax / top if fmt.rule == "int_kernel" else 1.0 / factor
         return Scales(multiplier=scale, factor=factor, block=scale, is_bounded=is_bounded)
+    scale = scale_of(amax, fmt)
+    factor = 1.0 / scale if rule.form == "reciprocal" else None
+    return Scales(multiplier=scale, factor=factor, block=scale, is_bounded=is_bounded)
+
+
+def scale_of(amax: Tensor, fmt: Format) -> Tensor:
+    """Scales of tiles of the largest magnitudes `amax`, float32 of any shape, under a rule that is not "inverse"."""
+    rule = RULES[fmt.rule]
     if rule.amax_floor:
         amax = amax.clamp(min=rule.amax_floor)
-    scale = amax / top
+    scale = amax / constant(largest_code(fmt), amax)
     if rule.margin != 1.0:
         scale.mul_(rule.margin)
     if rule.scale_floor:
         scale.clamp_min_(rule.scale_floor)
     if rule.zero_scale is not None:
         _lift_(scale, rule.zero_scale, below=FLOAT32_TINY if rule.form == "reciprocal" else SMALLEST)
-    if rule.is_power_of_two:
-        scale = power_of_two_at_least(scale)
-    factor = 1.0 / scale if rule.form == "reciprocal" else None
-    return Scales(multiplier=scale, factor=factor, block=scale, is_bounded=is_bounded)
+    return power_of_two_at_least(scale) if rule.is_power_of_two else scale
 
 
 def _asymmetric(view: Tensor, fmt: Format) -> Scales:
@@ -250,7 +256,11 @@ def _nvfp4(view: Tensor, fmt: Format, scale: Tensor | None, tensor_amax: Tensor 
     if scale is not None and is_level:
         level = scale.reshape(()) if scale.ndim <= 1 else scale
     else:
-        level = _tensor_level(amax, fmt, tensor_amax)
+        if tensor_amax is not None:
+            largest = tensor_amax.to(torch.float32).reshape(())
+        else:
+            largest = amax.amax(-2, keepdim=True) if fmt.rule == "ct_token" else amax.amax()
+        level = tensor_level(largest, fmt)
     if scale is not None and not is_level:
         block = scale
     elif fmt.rule == "torchao":
@@ -261,11 +271,9 @@ def _nvfp4(view: Tensor, fmt: Format, scale: Tensor | None, tensor_amax: Tensor 
     return Scales(multiplier=nvfp4_multiplier(block, level, fmt), factor=factor, block=block, tensor_level=level)
 
 
-def _tensor_level(block_amax: Tensor, fmt: Format, tensor_amax: Tensor | None) -> Tensor:
-    if tensor_amax is not None:
-        amax = tensor_amax.to(torch.float32).reshape(())
-    else:
-        amax = block_amax.amax(-2, keepdim=True) if fmt.rule == "ct_token" else block_amax.amax()
+def tensor_level(amax: Tensor, fmt: Format) -> Tensor:
+    """Tensor-level scales of NVFP4 in the format's own convention, of tensors of the largest magnitudes `amax`: float32
+    of any shape."""
     if fmt.rule == "torchao":
         # Below this the factor (1 / level) / block would overflow: the tensor counts as zero.
         return _lift_(amax / constant(NVFP4_RANGE, amax), 1.0, below=2.0**-119)

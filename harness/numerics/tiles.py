@@ -34,7 +34,7 @@ def split(x: Tensor, tile: Tile) -> Tensor:
     return x.reshape(*x.shape[:-2], x.shape[-2] // rows, rows, x.shape[-1] // columns, columns)
 
 
-def join(view: Tensor, tile: Tile, shape: torch.Size | tuple[int, ...]) -> Tensor:
+def join(view: Tensor, tile: Tile, shape: tuple[int, ...]) -> Tensor:
     """The inverse of `split`: the tensor of `shape` without the filling."""
     if view.shape == shape:
         return view
@@ -75,12 +75,12 @@ def store(scale: Tensor, tile: Tile) -> Tensor:
     return scale.squeeze(-1) if tile[0] == 1 else scale.squeeze(-1).squeeze(-2)
 
 
-def spread(scale: Tensor, tile: Tile, shape: torch.Size | tuple[int, ...]) -> Tensor:
+def spread(scale: Tensor, tile: Tile, shape: tuple[int, ...]) -> Tensor:
     """A stored scale -> one that broadcasts against the view of a tensor of `shape`.
 
     Raises ValueError where the number of scales does not fit. Lost trailing dimensions of size 1 are put back.
     """
-    want = _stored_shape(tile, shape)
+    want = stored_shape(tile, shape)
     if scale.shape != want:
         if scale.numel() != torch.Size(want).numel():
             raise ValueError(f"scale has shape {tuple(scale.shape)}; tile {tile} of {tuple(shape)} needs {want}")
@@ -90,7 +90,8 @@ def spread(scale: Tensor, tile: Tile, shape: torch.Size | tuple[int, ...]) -> Te
     return scale.unsqueeze(-1) if tile[0] == 1 else scale.unsqueeze(-2).unsqueeze(-1)
 
 
-def _stored_shape(tile: Tile, shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
+def stored_shape(tile: Tile, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the stored scales of a tensor of `shape`, which has at least one element."""
     rows, columns = tile
     if columns == 0:
         return () if rows == 0 else (*shape[:-1], 1)

@@ -43,7 +43,7 @@ def build(
     trainer = LocalTrainer(
         model, config.trainer, composed.plan, temperature=config.engine.temperature,
         micro_batch_rows=config.engine.max_batch if is_exact else None, micro_batch_tokens=launch.micro_batch_tokens,
-        num_updates=config.trainer.steps * algo.num_minibatches * algo.num_epochs,
+        num_updates=config.trainer.steps * algo.num_updates,
         wants_entropy_grad=algo.entropy_coef != 0, wants_reference=algo.kl_coef != 0 or "ref_logp" in needs,
         wants_shadow="shadow" in needs, lr_factor=composed.lr_factor, thrift=Thrift.of(launch, config.trainer),
     )  # fmt: skip

@@ -252,7 +252,7 @@ def main(path: str, stages: Stages = Stages()) -> int:
     parent, stops = cell.get("parent", os.getppid()), list[int]()
     fcntl.flock(os.open(Path(path).parent, os.O_RDONLY), fcntl.LOCK_EX)
     faulthandler.register(signal.SIGUSR1)  # asked where it hangs, before it is killed
-    life.LIFE.show(Path(path).with_name(life.NAME))
+    life.LIFE.file = Path(path).with_name(life.NAME)
     threading.Thread(target=_leave_when_orphaned, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     signal.signal(signal.SIGINT, lambda number, frame: stops.append(number))

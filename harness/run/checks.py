@@ -23,6 +23,7 @@ def check(config: RunConfig) -> Composed:
         decoder_config(config.model)
     if config.trainer.name == "verl":
         checks.check(config, composed)
+    _check_parts(config, composed)
     _check_positions(config)
     _check_mixture(config, composed)
     _check_staleness(config)
@@ -30,6 +31,12 @@ def check(config: RunConfig) -> Composed:
     _check_evaluations(config, composed)
     check_engine(config, composed, EXTRAS)
     return composed
+
+
+def _check_parts(config: RunConfig, composed: Composed) -> None:
+    shape = shape_to_check(config.model)
+    for i, part in enumerate(composed.parts):
+        part.check(composed.plan, composed.parts[:i], None if shape is None else shape.num_layers)
 
 
 def _check_positions(config: RunConfig) -> None:

@@ -18,11 +18,11 @@ from harness.api import Plan, RolloutEngine
 from harness.config.compose import check_passport, has_hook
 from harness.config.schema import RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
-from harness.engines.factory import make_engine
+from harness.engines.factory import check_installed, make_engine
 from harness.models.checkpoint import load_config, load_decoder
 from harness.numerics.formats import at_rollout, format_named
 from harness.records.run_result import TaskEvalRecord
-from harness.run.checks import check
+from harness.run.checks import check, check_device
 from harness.start.prepare import evaluation_tasks
 from harness.tasks import token_ids
 from harness.trainers.evaluation import REFERENCE, Site
@@ -32,15 +32,23 @@ DEPLOYED = "bf16"
 """Reference precision on vLLM."""
 
 
+def questions(config: RunConfig, folder: Path) -> list[Asked]:
+    """Evaluations of the weights in `folder`. Raises ValueError, one line, for what cannot be asked, and where this
+    machine lacks the device or the engine. Nothing is loaded."""
+    check(config)
+    check_device(config)
+    check_installed(config)
+    if not config.evaluations:
+        raise ValueError("evaluations=[]: nothing is asked; give 'evaluations=[{task:gsm8k,path:FOLDER,k:4}]'")
+    return asked(config.evaluations, evaluation_tasks(replace(config, model=replace(config.model, path=str(folder)))))
+
+
 def evaluate_folder(
     config: RunConfig, folder: Path, step: int, tell: Callable[[TaskEvalRecord], None]
 ) -> tuple[list[TaskEvalRecord], list[str]]:
     """(records, remarks) of every evaluation of the weights in `folder`, whose policy took `step` steps. `tell` hears
     of each record as it is made. Raises ValueError, one line, before anything is asked, for what cannot be."""
-    composed = check(config)
-    if not config.evaluations:
-        raise ValueError("evaluations=[]: nothing is asked; give 'evaluations=[{task:gsm8k,path:FOLDER,k:4}]'")
-    ones = asked(config.evaluations, evaluation_tasks(replace(config, model=replace(config.model, path=str(folder)))))
+    ones, composed = questions(config, folder), check(config)
     model = load_decoder(folder)
     weights: list[tuple[str, Tensor]] = [(name, tensor.detach()) for name, tensor in model.named_parameters()]
     reference = DEPLOYED if config.engine.name == "vllm" else REFERENCE

@@ -93,7 +93,7 @@ def grpo_step(run: Run) -> dict[str, Any]:
     with clock("sleep"):
         lend(run)
 
-    is_one_update = algo.num_minibatches * algo.num_epochs == 1  # which then takes the graph of the scores
+    is_one_update = algo.num_updates == 1  # which then takes the graph of the scores
     with clock("old_logp"):
         stale = stale_logp(run, seqs, step)
         scores, batch = scored(run, sampled, mask, adv, step, keep_graph=is_one_update, stale=stale)

@@ -87,12 +87,6 @@ class TextRecipe:
     def __post_init__(self) -> None:
         if self.batch_tokens < 1:
             raise ValueError(f"base.batch_tokens={self.batch_tokens}: a task in words needs it; choose base=text")
-        if not 0 < self.decay_from <= 1:
-            raise ValueError(f"base.decay_from={self.decay_from:g}: a share of the steps above 0, at most 1")
-        if not 0 <= self.average <= 1:
-            raise ValueError(f"base.average={self.average:g}: a share of the steps, 0 (no average) to 1")
-        if not 0 <= self.tolerance <= 1:
-            raise ValueError(f"base.tolerance={self.tolerance:g}: a difference of accuracies, 0 (any) to 1")
 
 
 class _Average:

@@ -132,7 +132,7 @@ def folder_time(config: RunConfig, gpus: int = 1, gpu: str | None = None) -> tup
     attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * (PROMPT + length) / 2
     peak = rates.bf16 if trainer.compute == "bf16" else rates.fp32
     train = passes * (used_parameters(shape) + attention) * tokens / (PRODUCTS * peak)
-    adam = algo.num_minibatches * algo.num_epochs * ADAM_BYTES * size / (STREAMS * rates.memory)
+    adam = algo.num_updates * ADAM_BYTES * size / (STREAMS * rates.memory)
     push = (4 * size + weight_bytes(shape, compose(config).plan)) / (STREAMS * rates.memory)
     step = (sampling_s(config, shape, rates, drawn, length) + train + adam) / gpus + push
     held_out = sampling_s(config, shape, rates, config.task.num_eval, length)

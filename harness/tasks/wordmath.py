@@ -85,7 +85,8 @@ class Wordmath:
             ("vocab_size", self.vocab_size, SIZES if self.layout == "ordered" else SIZES[1:]),
         ):  # fmt: skip
             if value not in valid:
-                raise ValueError(f"task 'wordmath': {option}={value!r}: valid: {', '.join(map(str, valid))}")
+                made = "; models with it: words_s (160), words_10m (512)" if option == "vocab_size" else ""
+                raise ValueError(f"task 'wordmath': {option}={value!r}: valid: {', '.join(map(str, valid))}{made}")
         lengths = LENGTHS if self.layout == "shuffled" else ORDERED_LENGTHS
         least, most = self.n + (self.distractors or 0), NUM_FEW_NAMES if self.vocab_size == SIZES[0] else len(NAMES)
         least = least if self.layout == "ordered" else 1

@@ -20,9 +20,18 @@ WRONG = {
         "seeds: not with --until-decided, where the file's `until` says how many"
     ),
     "sweep quick launch.offload=all": "launch.offload=all: trainer=verl alone does it; valid: none, or trainer=verl",
+    "run trainer.device=cuda": "trainer.device=cuda: no CUDA device is visible; valid: trainer.device=cpu",
+    "sweep smoke trainer.device=cuda": "trainer.device=cuda: no CUDA device is visible; valid: trainer.device=cpu",
+    "base smoke base.target_accuracy=0.71 trainer.device=cuda": "trainer.device=cuda: no CUDA device is visible; ",
+    "replay collect trainer.device=cuda": "trainer.device=cuda: no CUDA device is visible; valid: trainer.device=cpu",
     "base smoke seed=-1": "seed=-1: must be at least 0",
     "eval nowhere": "no run in RESULTS and no model folder is 'nowhere'; ",
     "eval FOLDER trainer.steps=3": "trainer.steps=3: nothing is trained here; valid of the trainer: trainer.device, ",
+    "eval FOLDER": "evaluations=[]: nothing is asked; give 'evaluations=[{task:gsm8k,path:FOLDER,k:4}]'",
+    "eval WORDS evaluations=[{task:wordmath,num:4}] engine=vllm": "engine=vllm: absent",
+    "probe WORDS task=wordmath engine=vllm": "engine=vllm: absent",
+    "throughput throughput_h200": "engine=vllm: absent",
+    "paper fp8_rl model.max_positions=40000 --model 8b=WORDS --data dapo=FOLDER": "paper_fp8_rl: arm method=bf16 ",
     "probe nowhere": "nowhere: no such folder; a model's, with its config.json, is expected",
     "fp8-cache nowhere": "nowhere: no such folder; a model's, with its config.json, is expected",
     "layers --answers 3": "--answers: nothing is measured without a model folder; name one",
@@ -53,6 +62,10 @@ WRITES = "results unpack quick_vllm"
 CHILD = """
 import contextlib, io, json, sys
 from harness.cli import main
+from harness.engines.vllm import settings
+def absent():
+    raise ValueError("engine=vllm: absent")
+settings.installed_build = absent
 copied = []
 main.bring_results = lambda: copied.append(1) or 1
 for line in json.loads(sys.argv[1]):
@@ -64,11 +77,12 @@ for line in json.loads(sys.argv[1]):
 
 
 def test_results_are_copied_for_no_wrong_input_and_nothing_that_only_reads(tmp_path: Path) -> None:
-    folder = next((ROOT / "results" / "bases").glob("xs-chain8-*"))
-    lines = [line.replace("FOLDER", str(folder)) for line in (*WRONG, *READS, WRITES)]
+    bases = ROOT / "results" / "bases"
+    folder, words = next(bases.glob("xs-chain8-*")), next(bases.glob("words_10m-*"))
+    lines = [line.replace("FOLDER", str(folder)).replace("WORDS", str(words)) for line in (*WRONG, *READS, WRITES)]
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps(lines)], cwd=tmp_path, env=code_path(), capture_output=True, text=True,
-        check=True,
+        [sys.executable, "-c", CHILD, json.dumps(lines)], cwd=tmp_path, check=True, capture_output=True, text=True,
+        env=code_path() | {"CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     found = {line: rest for line, *rest in map(json.loads, child.stdout.splitlines())}
     for line, (told, said) in zip(lines, WRONG.items(), strict=False):

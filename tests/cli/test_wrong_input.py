@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,11 @@ RUN = (
     ("base_seed=-1", "base_seed=-1: must be at least 0"),
     ("base.target_accuracy=7", "base.target_accuracy=7: must be at most 1"),
     ("base.curriculum=[0]", "base.curriculum.0=0: must be at least 1"),
+    ("base.batch_tokens=-1", "base.batch_tokens=-1: must be at least 0"),
+    ("base.decay_from=0", "base.decay_from=0: must be above 0"),
+    ("base.average=2", "base.average=2: must be at most 1"),
+    ("base.tolerance=-1", "base.tolerance=-1: must be at least 0"),
+    ("base.weight_decay=-1", "base.weight_decay=-1: must be at least 0"),
     ("algo.eps_low=-1", "algo.eps_low=-1: must be at least 0"),
     ("algo.dual_clip=1", "algo.dual_clip=1: must be above 1"),
     ("algo.num_prompts=0", "algo.num_prompts=0: must be at least 1"),
@@ -54,6 +61,9 @@ RUN = (
     ("trainer.lr=high", "trainer.lr='high': a number is expected"),
     ("trainer.betas=0.9", "trainer.betas=0.9: a list is expected"),
     ("trainer.betas=[0.9]", "trainer.betas.1 is missing"),
+    ("trainer.betas=[0.9,0.95,1]", "trainer.betas=[0.9, 0.95, 1]: fewer values are expected\n"),
+    ("model=hf model.path=", "model.path='': a file or folder is expected\n"),
+    ("task=gsm8k task.path=", "task.path='': a file or folder is expected\n"),
     ("algo.loss=pbo", "algo.loss='pbo': must be 'ppo', 'gspo', 'cispo' or 'reinforce'"),
     ("algo.dynamic_sampling=maybe", "algo.dynamic_sampling='maybe': true or false is expected"),
     ("launch.compile=maybe", "launch.compile='maybe': true or false is expected"),
@@ -83,7 +93,7 @@ RUN = (
         "evaluations, base_seed, seed; lowbit run",
     ),
     ("launch.gpu=1", "launch has no such setting; nearest: gpus"),
-    ("trainer.steps", "'trainer.steps' is not of the form key=value"),
+    ("trainer.steps", "'trainer.steps' is not of the form key=value; such as trainer.steps=VALUE\n"),
     ("=3", "'=3' is not of the form key=value"),
     ("trainer={steps:3}", "trainer={steps:3}: no such choice; valid: local, verl"),
     ("precision.weights=int8_chanel", "precision.weights=int8_chanel: unknown; nearest: int8_channel"),
@@ -105,6 +115,8 @@ RUN = (
     ("model.path=nowhere", "model.path=nowhere: a folder needs model=hf beside it; add it"),
     ("model=hf model.path=nowhere", "model.path=nowhere: no such folder"),
     (f"model=hf model.path={HOME / 'README.md'}", "README.md: is a file, no model folder"),
+    ("task=wordmath", "vocab_size=32: valid: 512; models with it: words_s (160), words_10m (512)\n"),
+    ("method=FLASHRL", "method=FLASHRL: unknown; nearest: flashrl, "),
     ("method=tis", "method=tis: unknown; nearest: mis, bf16_tis, k3_rs_tis; TIS alone is method=flashrl"),
     ("numerics_version=99", "numerics_version=99: follows from the code and cannot be set"),
     ("+outside=[a]", "+outside=[a]: follows from the code and cannot be set"),
@@ -175,6 +187,11 @@ COMMANDS = (
         "sweep smoke algo.num_minibatches=1000",
         "smoke: no cell can run, every arm is impossible: arm method=bf16: algo.",
     ),
+    ("run method=alp knobs.ALP.first=9", "knobs.ALP.first=9: the model has 4 layers; valid: 0 to 3\n"),
+    (
+        "sweep smoke method=alp precision=int4 knobs.ALP.first=9 --dry-run",
+        "smoke: no cell can run, every arm is impossible: arm method=bf16: knobs.ALP.first=9: the model has ",
+    ),
     (
         "run model=hf model.path=folder base.n=9",
         "error: base.n=9: no base is trained here, the model is the folder; leave it out\n",
@@ -240,6 +257,11 @@ COMMANDS = (
     ),
     ("advise --size 7b --length 1024 --gpu foo", "--gpu foo: an unknown GPU; valid: a100, h100, h200, b200"),
     ("advise --size 7b --length 1024 --k3 int8=1e-4,int8=1e-3", "--k3 int8=1e-4,int8=1e-3: int8 is given twice"),
+    (
+        f"eval {HOME / 'results/bases/xs-chain8-b0-1d8bca0f130c'} evaluations=[{{task:chain,num:4}}] model.path=other",
+        "model.path=other: the model is the folder that the command names; leave it out\n",
+    ),
+    ("paper dapo --tiny model=xs", "model=xs: the model is the folder that the command names; leave it out\n"),
     ("paper dapo --memory nan", "argument --memory: 'nan': GiB above 0 are expected"),
     ("results import --tracking tensorboard", "argument --tracking: 'tensorboard' is no tracker; valid: mlflow, wandb"),
     ("search rate --tracking mlflow --no-tracking", "argument --no-tracking: not allowed with argument --tracking"),
@@ -351,3 +373,15 @@ def test_a_file_where_the_results_folder_should_be_is_told_before_anything_else(
     out, err = capsys.readouterr()
     assert not out and err == f"lowbit: error: results={tmp_path / place}: cannot be written: Not a directory\n"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("line", ["run model=hf task=chain model.path=", "eval ", "probe ", "layers ", "warm "])
+def test_a_config_json_with_an_impossible_size_is_named(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(HOME / "results/bases/xs-chain8-b0-1d8bca0f130c", tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_attention_heads": "4"}))
+    assert main([*f"{line}{tmp_path}".split(), *["--results", str(tmp_path)] * (line != "warm ")]) == 2
+    told = f"lowbit: error: {path}: num_attention_heads='4': a whole number above 0 is expected\n"
+    assert capsys.readouterr().err == told

@@ -258,6 +258,20 @@ def test_a_format_that_did_not_take_effect_is_fatal() -> None:
             check_passport(plan, wrong)
 
 
+def test_a_passport_that_lists_nothing_and_one_of_another_sampler_or_cache_are_fatal() -> None:
+    plan = Plan(rollout_weights=format_named("int8_channel"), rollout_acts=format_named("int8_token"))
+    good, begin = passport("int8_channel"), "a format did not take effect: "
+    for changes, words in (
+        ({"weights": ()}, "the passport lists no weights (1 differences)"),
+        ({"acts": {}}, "the passport lists no inputs (1 differences)"),
+        ({"sampler": "trainer"}, "the sampler is trainer, planned cached (1 differences)"),
+        ({"kv": "e4m3_kv"}, "the KV cache is e4m3_kv, planned not quantized (1 differences)"),
+    ):
+        with pytest.raises(RuntimeError) as caught:
+            check_passport(plan, replace(good, **changes))
+        assert str(caught.value) == begin + words
+
+
 def test_inputs_that_nobody_planned_to_quantize_are_fatal() -> None:
     """vLLM's CPU build does that to 4-bit weights where the processor has AMX tiles, unless told not to."""
     plan = Plan(rollout_weights=format_named("int4_g32"))
@@ -409,5 +423,5 @@ def test_other_hooks_that_return_nothing_are_named() -> None:
 
 def test_every_hook_acts_on_the_loss_or_outside_of_it() -> None:
     hooks = {name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")}
-    on_loss, asked = {"correct", "correct_update", "token_loss"}, {"needs", "idle"}
-    assert hooks == on_loss | asked | set(OUTSIDE_LOSS) and len(OUTSIDE_LOSS) == len(hooks) - 5
+    on_loss, asked = {"correct", "correct_update", "token_loss"}, {"needs", "idle", "check"}
+    assert hooks == on_loss | asked | set(OUTSIDE_LOSS) and len(OUTSIDE_LOSS) == len(hooks) - 6

@@ -128,7 +128,11 @@ def test_kv8_suffix_adds_the_cache_format() -> None:
     assert load(["precision=int8+kv8", "precision=fp8_block"]).precision == load(["precision=fp8_block"]).precision
 
 
-@pytest.mark.parametrize("path", ["/models/my (1) model", "a=b", "it's", "plain/path-1.5", "{x}, [y]"])
+@pytest.mark.parametrize(
+    "path",
+    ["/models/my (1) model", "a=b", "it's", "plain/path-1.5", "{x}, [y]", "modèle", "ends in \\", "a\\'b", "\\\\",
+     "C:\\x", "null", "True", "1e3", "-08", ".5", "nan"],
+)  # fmt: skip
 def test_a_quoted_word_is_read_as_it_was(path: str) -> None:
     assert load(["model=hf", f"model.path={quoted(path)}"]).model.path == path
 
@@ -181,7 +185,7 @@ def test_the_name_tells_what_differs() -> None:
 
 
 def test_launch_settings_are_told_from_the_runs_own():
-    rest, values = split_launch(["model=m", "launch.packing=true", "launch.logits_mib=64", "task.n=8"])
+    rest, values = split_launch(["model=m", "+launch.packing=true", "launch.logits_mib=64", "task.n=8"])
     assert rest == ["model=m", "task.n=8"]
     assert values == {"packing": True, "logits_mib": 64}
     launch = launch_of(values, results="r", sweep="s")
@@ -194,7 +198,7 @@ def test_launch_settings_are_told_from_the_runs_own():
     [
         (["launch.pakcing=true"], "launch.pakcing=true: launch has no such setting; nearest: packing"),
         (["launch.results=x"], "launch has no such setting"),
-        (["launch.packing"], "launch has no such setting"),
+        (["launch.packing"], "'launch.packing' is not of the form key=value"),
     ],
 )
 def test_a_wrong_launch_setting_is_one_line(words, said):

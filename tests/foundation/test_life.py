@@ -14,14 +14,14 @@ from harness.trainers.local import trainer
 from tests.toy import small_run
 
 
-def test_a_sign_is_given_once_a_second_and_only_where_a_file_is_shown(
+def test_a_sign_is_given_once_a_second_and_only_where_a_file_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(life.time, "monotonic", lambda: now[0])
     own = life.Life()
     own.alive()  # nobody looks
-    own.show(tmp_path / life.NAME)
+    own.file = tmp_path / life.NAME
     own.alive()
     first = (tmp_path / life.NAME).stat().st_mtime_ns
     (tmp_path / life.NAME).unlink()
@@ -31,7 +31,7 @@ def test_a_sign_is_given_once_a_second_and_only_where_a_file_is_shown(
     now[0] += 0.5
     own.alive()
     assert (tmp_path / life.NAME).stat().st_mtime_ns >= first
-    own.show(tmp_path / "no folder" / life.NAME)
+    own.file = tmp_path / "no folder" / life.NAME
     now[0] += 5.0
     own.alive()  # a place that cannot be written costs the sign alone
 

@@ -70,8 +70,10 @@ def test_our_code_leads_what_pythonpath_holds(tmp_path: Path, monkeypatch: pytes
     assert code_path() == {"PYTHONPATH": str(ROOT)}
 
 
-def test_a_command_has_an_exit_code_and_past_its_limit_nothing_of_it_lives(tmp_path: Path) -> None:
+def test_a_command_has_an_exit_code_and_nothing_of_it_lives_at_its_end_or_past_its_limit(tmp_path: Path) -> None:
     assert exit_code(["sh", "-c", "exit 3"], 60) == 3
     own = tmp_path / "pid"
+    assert exit_code(["sh", "-c", f"sleep 60 & echo $! > {own}; exit 3"], 60) == 3
+    assert gone(int(own.read_text()))
     assert exit_code(["sh", "-c", f"sleep 60 & echo $! > {own}; wait"], 1.0) is None
     assert gone(int(own.read_text()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,3 +51,23 @@ def test_results_of_ones_own_leave_a_checkout_clean_and_a_method_does_not(tmp_pa
     assert not provenance.commit()[1]
     (tmp_path / "methods" / "own.py").write_text("2\n")
     assert provenance.commit()[1]
+
+
+def test_where_git_cannot_answer_the_variable_speaks_and_unknown_changes_are_changes(
+    tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setenv(provenance.COMMIT, SHA)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.commit() == (SHA, False)
+    (tmp_path / "git").write_text('#!/bin/sh\n[ "$3" = rev-parse ] && echo abc\n')
+    (tmp_path / "git").chmod(0o755)
+    assert provenance.commit() == ("abc", True)
+
+
+def test_peak_memory_is_in_gib_on_either_system(monkeypatch) -> None:
+    monkeypatch.setattr(provenance.resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=2**30))
+    for system, peak in (("linux", 1024.0), ("darwin", 1.0)):
+        monkeypatch.setattr(provenance.sys, "platform", system)
+        assert provenance.peak_memory_gib("cpu") == peak

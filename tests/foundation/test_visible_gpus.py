@@ -14,8 +14,11 @@ from harness.foundation.visible_gpus import turns_note, visible_gpus
 def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-7")
     assert visible_gpus() == ["2", "GPU-7"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_gpus() == []
+    for hidden in ("", "-1", "-1,0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert visible_gpus() == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1, 0,-1,2")
+    assert visible_gpus() == ["1", "0"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert visible_gpus() == ["0", "1", "2"]

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from harness.api import Memory, Step, TokenBatch
+from harness.config.compose import advice, compose
 from harness.run.loop import grpo_step
 from methods.lr_decay import LengthDecay, halvings
 from tests.loss_cases import random_batch
-from tests.toy import small_run
+from tests.toy import small_config, small_run
 
 
 def batch_of(step: int, lengths: list[int]) -> TokenBatch:
@@ -92,6 +94,25 @@ def test_a_run_halves_its_steps(tmp_path: Path) -> None:
         assert [row.get("train/lr_factor") for row in rows] == ([1.0, 0.5] if "lr" in words else [None, None])
     naive, decayed = moved["method=naive"], moved["method=lr_decay"]
     assert decayed[0] == naive[0] and decayed[1] == pytest.approx(0.5 * naive[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "steps"),
+    [({}, 144), ({"counts_from": "start"}, 93), ({"counts_from": "start", "period_factor": 0.1}, 52),
+     ({"baseline_steps": 2, "period_factor": 1.0}, 7), ({"period": 30}, 31)],
+)  # fmt: skip
+def test_runs_that_end_before_the_first_halving_are_remarked(knobs: dict[str, Any], steps: int) -> None:
+    """With the earliest surge that there can be: by default at step 51, and 92 steps later the rate halves."""
+    part = LengthDecay(**knobs)
+    found = factors(part, [4] * part.baseline_steps + [13] * steps)
+    assert set(found[: steps - 1]) == {1.0} and found[steps - 1] < 1.0
+    words = ["method=lr_decay", *(f"knobs.LengthDecay.{name}={value}" for name, value in knobs.items())]
+    config = small_config(*words, f"trainer.steps={steps - 1}")
+    assert advice(config, compose(config)) == [
+        f"LengthDecay changes nothing below {steps} steps, this run has {steps - 1}: raise trainer.steps"
+    ]
+    config = small_config(*words, f"trainer.steps={steps}")
+    assert advice(config, compose(config)) == []
 
 
 def test_bad_knobs() -> None:

@@ -20,12 +20,13 @@ from harness.models.decoder import Decoder, tensor_shapes
 from harness.numerics.formats import format_named
 from harness.numerics.invariant_scaling import scaled
 from harness.numerics.noise_schedule import survival
+from harness.run.checks import check
 from harness.run.loop import evaluate
 from methods.qerl import AQN, AQN_BF16, METHOD, QERL_NO_AQN, held_dtype
 from methods.qlora import BF16_LORA, NORMS
 from methods.qlora import METHOD as QLORA
 from tests.engines.engine_cases import EOS, PAD, QWEN3, UNEVEN, decoder, weights
-from tests.toy import site_of, small_config, small_run, take_steps
+from tests.toy import small_config, small_run, take_steps
 
 OWN = (METHOD, QERL_NO_AQN, AQN_BF16, QLORA, BF16_LORA)
 NOISY = Step(index=9, total=100, seed=3)
@@ -178,11 +179,12 @@ def test_noise_reaches_the_logits() -> None:
 
 
 def test_schedules_that_rounding_swallows_are_refused() -> None:
-    model = decoder()
-    site = site_of(model)
-    with pytest.raises(ValueError, match=r"AQN.fp32_gains: false.*only \d\.\d% of the draws of sigma 0.0005") as caught:
-        AQN(fp32_gains=False).prepare(site, NVFP4)
-    assert "\n" not in str(caught.value) and "allow_rounded_noise=true" in str(caught.value)
+    with pytest.raises(
+        ValueError, match=r"^knobs\.AQN\.fp32_gains=false: a gain of 1 in bfloat16 keeps only 0\.0% of"
+    ) as e:
+        check(small_config("method=qerl", "knobs.AQN.fp32_gains=false"))
+    assert str(e.value).endswith("the draws of sigma 0.0005; valid: true, a larger knobs.AQN.sigma_end, or knobs.AQN."
+                                 "allow_rounded_noise=true")  # fmt: skip
     fine = [
         (AQN(), NVFP4),
         (AQN(fp32_gains=False, allow_rounded_noise=True), NVFP4),
@@ -193,13 +195,12 @@ def test_schedules_that_rounding_swallows_are_refused() -> None:
         (AQN(fp32_gains=False, decay="linear", sigma_start=5e-2, sigma_end=0.0, num_stages=3), NVFP4),
     ]
     for part, plan in fine:
-        assert part.prepare(site, plan) == (None, {})
-    with pytest.raises(
-        ValueError, match=r"AQN.fp32_gains"
-    ):  # the same gains four times larger, the grid four times wider
-        wide = copy.deepcopy(model)
-        wide.load_state_dict(scaled(dict(model.state_dict()), 8.0))
-        AQN(fp32_gains=False, sigma_start=5e-2, sigma_end=1e-2).prepare(site_of(wide), NVFP4)
+        part.check(plan, (), None)
+    # half a step of BF16 above 1 is 2^-8: a sigma of that size is beyond it in 31.73% of the draws
+    for scale in (1.0, 8.0):  # UAQ's gains, their noise and their grid grow alike
+        AQN(fp32_gains=False, sigma_end=0.00391, gain_scale=scale).check(NVFP4, (), None)
+        with pytest.raises(ValueError, match=rf"a gain of {scale:g} in bfloat16 keeps only 31\.7% of the draws"):
+            AQN(fp32_gains=False, sigma_end=0.0039, gain_scale=scale).check(NVFP4, (), None)
 
 
 def test_knobs() -> None:

@@ -139,6 +139,20 @@ def test_the_first_precision_is_the_papers() -> None:
         (["parts=[calibrated_clipping.CalibratedClipping]", "algo.loss=gspo"], "CalibratedClipping needs ppo"),
         (["parts=[qurl_acr.ACR]", "algo.mode=bypass_pg"], "algo.mode=bypass_pg: ACR needs decoupled"),
         (["parts=[dppo_tv.DPPO]", "knobs.DPPO.ratio_anchor=old", "algo.mode=bypass_pg"], "DPPO needs decoupled or"),
+        *(
+            (
+                [f"parts=[{part}]", *knobs, f"algo.mode={mode}"],
+                f"algo.mode={mode}: {part.split('.')[1]} needs decoupled",
+            )
+            for mode in ("bypass_ppo", "bypass_pg")
+            for part, *knobs in (
+                ("opsm_slime.OPSM",),
+                ("m2po_areal.M2Mask",),
+                ("trm.TRM",),
+                ("trm_sampled.TRM", "knobs.TRM.policy=old"),
+                ("dppo_tv.DPPO", "knobs.DPPO.mask_anchor=old"),
+            )
+        ),
         (["parts=[qurl_acr.ACR]", "algo.loss=gspo"], "algo.loss=gspo: ACR needs ppo"),
         (["parts=[jackpot.Jackpot,flashrl.TIS]"], "Jackpot and TIS both set the correction weight"),
         (["parts=[kpop.KPop]", "algo.mode=bypass_ppo"], "the weight of KPop would count it twice"),
@@ -161,7 +175,8 @@ def test_a_mask_without_a_weight_goes_with_a_weight_and_with_the_bypass() -> Non
     assert [part.sets_weight for part in composed.parts] == [False, True]
     compose(small_config(*veto, "parts=[mis.MIS]", "algo.mode=bypass_ppo"))
     compose(small_config("method=naive", "parts=[vespo.VESPO]", "algo.mode=bypass_ppo"))
-    compose(small_config("method=dppo_tv", "algo.mode=bypass_pg"))
+    for method in ("dppo_tv", "opsm", "m2po"):
+        compose(small_config(f"method={method}", "algo.mode=bypass_pg"))
     for share in (-0.1, 1.0):
         with pytest.raises(ValueError, match=r"Reject.reject_frac: "):
             Reject(reject_frac=share)

@@ -186,9 +186,13 @@ def test_distillation_without_a_student_is_refused() -> None:
     model = decoder()
     same = Path("base")
     at = site_of(model, checkpoint=same, original=same)
-    with pytest.raises(ValueError, match="KD: the student is its own teacher"):
-        KD(data="dataset").prepare(at, INT4)
-    with pytest.raises(ValueError, match="no demonstrations"):  # a wrapped student gets further
+    for before in ("", "flashrl.TIS,", "qarl.AlignedQAT,"):  # the last is idle at BF16
+        words = ["method=qarl", "precision=bf16", f"parts=[{before}qat_kd.KD]"]
+        with pytest.raises(ValueError, match=r"^knobs\.KD\.objective=kd: no part before KD quantizes the student, so"):
+            check(small_config(*words))
+        check(small_config(*words, "knobs.KD.objective=none"))
+    check(small_config("method=qarl", "precision=int8", "parts=[qarl.AlignedQAT,qat_kd.KD]"))
+    with pytest.raises(ValueError, match="no demonstrations"):
         KD(data="dataset").prepare(replace(at, wrap=lambda m: fake_quantized(m, INT4)), INT4)
     other = decoder(replace(QWEN3, vocab_size=26))
     folders = {"base": other, "student": model}

@@ -127,7 +127,9 @@ def test_transformers_reads_a_mixture_of_experts_and_back(normed: bool, tied: bo
     [
         ({"decoder_sparse_step": 2}, "decoder_sparse_step=2 is not supported: every layer must be a mixture"),
         ({"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\] is not supported: every layer must be a mixture"),
-        ({"num_experts_per_tok": 7}, "num_experts_per_tok=7: valid: 1 to 6"),
+        ({"num_experts_per_tok": 7}, "config.json: num_experts_per_tok=7: valid: 1 to 6"),
+        ({"num_experts": -6}, "config.json: num_experts=-6: a whole number above 0 is expected"),
+        ({"moe_intermediate_size": "24"}, "config.json: moe_intermediate_size='24': a whole number above 0 is"),
         ({"num_experts": None, "num_local_experts": 3}, r"mlp\.gate\.weight is \(6, 32\)"),
         ({"attention_bias": True}, "attention_bias=True"),
     ],
@@ -176,13 +178,37 @@ def test_saving_over_a_folder_keeps_its_tokenizer_and_drops_stale_shards(folder:
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"attention_bias": True}, "attention_bias=True"),
-        ({"hidden_size": None}, "should be a number"),
+        ({"rope_parameters": YARN | {"beta_fast": "32"}}, "'yarn' needs a number for beta_fast"),
+        ({"rope_parameters": "yarn"}, "rope_parameters='yarn': an object is expected"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": "1e6"}}, "rope_theta='1e6': a number above 0 is"),
+        ({"layer_types": 3}, "layer_types=3 is not supported"),
+        *(
+            ({key: value}, re.escape(f"config.json: {key}={value!r}: a whole number above 0 is expected"))
+            for key, value in (
+                ("hidden_size", None), ("hidden_size", -64), ("hidden_size", "32"), ("num_attention_heads", 0),
+                ("num_key_value_heads", 0), ("num_key_value_heads", 2.0), ("head_dim", -16), ("vocab_size", True),
+                ("num_hidden_layers", 0), ("intermediate_size", []), ("max_position_embeddings", "512"),
+            )
+        ),
+        ({"num_key_value_heads": 3}, "config.json: num_key_value_heads=3: must divide num_attention_heads=4$"),
+        ({"model_type": "llama", "head_dim": None, "hidden_size": 30},
+         "config.json: hidden_size=30: must be a multiple of num_attention_heads=4$"),
+        ({"head_dim": 7}, "config.json: head_dim=7 is odd; rotary embedding needs an even one"),
+        ({"rms_norm_eps": "tiny"}, "config.json: rms_norm_eps='tiny': a number above 0 is expected"),
+        ({"rms_norm_eps": -1e-6}, "config.json: rms_norm_eps=-1e-06: a number above 0 is expected"),
+        ({"eos_token_id": []}, r"config.json: eos_token_id=\[\]: a token id is expected, or a list of them"),
+        ({"pad_token_id": "0"}, "config.json: pad_token_id='0': a token id is expected"),
     ],
-)
+)  # fmt: skip
 def test_unsupported_configs_are_named(folder: Path, changes: dict[str, object], words: str) -> None:
     _edit(folder, **changes)
     with pytest.raises(ValueError, match=words):
         load_decoder(folder)
+
+
+def test_a_pad_id_of_old_folders_is_read(folder: Path) -> None:
+    _edit(folder, pad_token_id=-1, eos_token_id=[7, 9])
+    assert (load_config(folder).pad_id, load_config(folder).eos_id) == (-1, 7)
 
 
 def test_rope_theta_is_read_from_either_place(folder: Path) -> None:
@@ -313,6 +339,11 @@ def test_bad_folders_are_one_clear_error(folder: Path, tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(ValueError, match=r"model.safetensors is missing"):
         load_decoder(folder)
+
+    for index, words in (("{}", "weight_map is missing"), ('{"weight_map": {}}', "weight_map names no file")):
+        (folder / "model.safetensors.index.json").write_text(index)
+        with pytest.raises(ValueError, match=f"model.safetensors.index.json: {words}"):
+            content_hash(folder)
 
     (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match="not valid JSON"):

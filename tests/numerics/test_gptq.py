@@ -24,13 +24,7 @@ FORMATS = [
     "nvfp4_torchao",
 ]  # fmt: skip
 """Every width, sign, layout of scales and rule of integers, each once."""
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"act_order": "static"},
-    {"act_order": "group"},
-    {"scales": "current"},
-    {"act_order": "group", "scales": "current"},
-]
+OPTIONS: list[dict[str, Any]] = [{}, {"act_order": "static"}]
 
 CASES = [(name, OPTIONS[0]) for name in FORMATS] + [
     (name, options) for name in ("int4_g32_asym", "int3_g32_qat", "int8_channel", "nvfp4") for options in OPTIONS[1:]
@@ -150,12 +144,9 @@ def test_first_column_is_rounded_to_nearest_and_the_others_are_not(name: str) ->
 def test_what_was_rounded_rounds_to_the_values_again(name: str, options: dict[str, Any]) -> None:
     fmt, w, h = format_named(name), weight(), hessian(torch.float32)
     r = gptq(w, h, fmt, **options)
-    order = torch.arange(128) if r.g_idx is None else torch.argsort(r.g_idx, stable=True)
-    again = fake_quantize(r.preround[:, order], fmt, scale=r.scale, zero_point=r.zero_point)
-    assert torch.equal(again, r.values[:, order])
+    assert torch.equal(fake_quantize(r.preround, fmt, scale=r.scale, zero_point=r.zero_point), r.values)
     # From the original weight, the same scales round to nearest: what GPTQ did is lost.
-    original = fake_quantize(w[:, order], fmt, scale=r.scale, zero_point=r.zero_point)
-    assert not torch.equal(original, r.values[:, order])
+    assert not torch.equal(fake_quantize(w, fmt, scale=r.scale, zero_point=r.zero_point), r.values)
 
 
 def test_what_was_rounded_rounds_to_nvfp4_values_again() -> None:
@@ -165,34 +156,10 @@ def test_what_was_rounded_rounds_to_nvfp4_values_again() -> None:
     assert torch.equal(q.codes, r.codes) and torch.equal(q.global_scale, r.global_scale)  # type: ignore[arg-type]
 
 
-def test_act_order_groups() -> None:
+def test_act_order_keeps_the_scales() -> None:
     w, h, fmt = weight(), hessian(), format_named("int4_g32")
-    plain, static, group = (gptq(w, h, fmt, act_order=order) for order in ("none", "static", "group"))
-    assert plain.g_idx is None and static.g_idx is None
+    plain, static = gptq(w, h, fmt), gptq(w, h, fmt, act_order="static")
     assert torch.equal(static.scale, plain.scale) and not torch.equal(static.codes, plain.codes)
-    order = torch.argsort(h.diagonal(), descending=True)
-    assert group.g_idx is not None and torch.equal(group.g_idx[order], (torch.arange(128) // 32).int())
-    assert torch.equal(group.scale, quantize(w[:, order], fmt).scale)  # type: ignore[arg-type]
-    channel = [gptq(w, h, format_named("int8_channel_ct"), act_order=order) for order in ("static", "group")]
-    assert channel[1].g_idx is None and torch.equal(channel[0].codes, channel[1].codes)
-
-
-@pytest.mark.parametrize("name", ["int4_g32", "int4_g32_asym"])
-def test_scales_of_the_original_or_of_the_current_weight(name: str) -> None:
-    w, h, fmt = weight(), hessian(), format_named(name)
-    original, current = (gptq(w, h, fmt, scales=source) for source in ("original", "current"))
-    assert torch.equal(original.scale, quantize(w, fmt).scale)  # type: ignore[arg-type]
-    assert torch.equal(current.scale[:, 0], original.scale[:, 0])
-    assert not torch.equal(current.scale[:, 1:], original.scale[:, 1:])
-    # The second group starts from what the first one left: what GPTQ of the first 32 columns does to the rest.
-    root = torch.linalg.cholesky(torch.linalg.inv(damped(h, current)), upper=True)
-    left = w.double()[:, 32:64] - current.errors[:, :32] @ root[:32, 32:64]
-    second = quantize(left, fmt)
-    assert torch.allclose(current.scale[:, 1], second.scale[:, 0], rtol=1e-6)  # type: ignore[index]
-    if second.zero_point is not None:
-        assert current.zero_point is not None and original.zero_point is not None
-        assert torch.equal(current.zero_point[:, 1].float(), second.zero_point[:, 0].float())
-        assert not torch.equal(current.zero_point[:, 1], original.zero_point[:, 1])
 
 
 def test_dead_inputs_lose_their_weights_and_disturb_nobody() -> None:
@@ -242,9 +209,7 @@ def test_fewer_tokens_than_inputs() -> None:
         ({"h": torch.zeros(64, 64)}, "Hessian of layer.up is zero: no calibration token"),
         ({"h": torch.eye(32)}, r"Hessian of layer.up is torch.float32 \(32, 32\); valid: .*\(64, 64\)"),
         ({"h": torch.eye(64).half()}, "Hessian of layer.up is torch.float16"),
-        ({"act_order": "weight"}, "act_order 'weight' is unknown; valid: none, static, group"),
-        ({"scales": "latest"}, "scales 'latest' is unknown; valid: original, current"),
-        ({"act_order": "static", "scales": "current"}, "does not go with act_order 'static'"),
+        ({"act_order": "weight"}, "act_order 'weight' is unknown; valid: none, static"),
         ({"block": 0}, "block is 0"),
         ({"damping": -0.1}, "damping -0.1"),
     ],

@@ -124,6 +124,14 @@ def test_what_needs_no_gradient_gets_none() -> None:
     assert not head_logp(head, x.detach(), ids, chunk=8)[0].requires_grad
 
 
+@pytest.mark.parametrize("kind", ["linear", "bf16", "wrapped"])
+def test_no_rows_give_no_numbers(kind: str) -> None:
+    head, x, ids = case(torch.float32, kind=kind)
+    logp, entropy = head_logp(head, x[:0], ids[:0], chunk=8)
+    assert logp.shape == entropy.shape == (0,)
+    assert not torch.autograd.grad(logp.sum(), [x, head.weight])[1].any()
+
+
 def test_a_bad_chunk_is_refused() -> None:
     head, x, ids = case()
     with pytest.raises(ValueError, match="chunk: 0 is not a number of rows"):

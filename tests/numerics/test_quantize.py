@@ -14,6 +14,7 @@ from harness.numerics.quantize import (
     dequantize,
     fake_quantize,
     has_tensor_scale,
+    merged_amax,
     quantize,
     receiver_scale,
     saturated_frac,
@@ -254,6 +255,21 @@ def test_wrong_scales_are_refused() -> None:
         quantize(w, format_named("int4_g32"), scale=torch.ones(4, 3))
     with pytest.raises(ValueError, match="needs a zero_point"):
         quantize(w, format_named("int4_g32_asym"), scale=torch.ones(4, 2))
+    zero = torch.zeros(4, 2, dtype=torch.int8)
+    for name, scale in (("int4_g32_asym", None), ("int4_g32", torch.ones(4, 2))):
+        words = f"format {name}: a zero_point goes with the given scale of an asymmetric format"
+        with pytest.raises(ValueError, match=words):
+            quantize(w, format_named(name), scale=scale, zero_point=zero)
+        with pytest.raises(ValueError, match=words):
+            fake_quantize(w, format_named(name), scale=scale, zero_point=zero)
+
+
+def test_merged_weights_share_their_largest_magnitude_where_the_format_has_one_scale() -> None:
+    parts = [torch.tensor([[1.0, -3.0]]), torch.tensor([[2.0]], dtype=torch.bfloat16)]
+    for name in ("nvfp4", "nvfp4_torchao", "e4m3_tensor"):
+        assert torch.equal(merged_amax(parts, format_named(name)), torch.tensor(3.0))  # type: ignore[arg-type]
+    for name in ("nvfp4_act_token", "e4m3_block", "int8_channel", "mxfp4", "e4m3_kv", "bf16"):
+        assert merged_amax(parts, format_named(name)) is None
 
 
 def test_lost_trailing_scale_dimension_is_put_back() -> None:

@@ -137,3 +137,8 @@ def test_powers_of_two_by_exponent_bits(x: list[float]) -> None:
     for value, above, below in zip(torch.tensor(x).tolist(), up, down, strict=True):
         assert np.frexp(above)[0] == 0.5 and np.frexp(below)[0] == 0.5
         assert above / 2 < value <= above and below <= value < 2 * below
+
+
+def test_no_power_of_two_is_at_least_what_is_no_number() -> None:
+    values = torch.tensor([3.0, float("inf"), float("nan")])
+    assert power_of_two_at_least(values).tolist() == [4.0, float("inf"), float("inf")]

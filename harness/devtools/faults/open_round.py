@@ -32,7 +32,7 @@ class Settings:
     """Rounds at a time: most of a round is waiting for one process to start."""
     workers: int = 3
     """Cells at a time in a round."""
-    stall_s: float = 60.0
+    stall_s: float = 30.0
     """Longer than a cell needs to its first step on a busy machine."""
 
 

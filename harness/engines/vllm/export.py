@@ -16,7 +16,7 @@ from harness.api import Plan, base_dtype, fused, weight_format
 from harness.engines.vllm.settings import is_quantized
 from harness.engines.weight_stream import Stream
 from harness.numerics.packing import pack
-from harness.numerics.quantize import Quantized, has_tensor_scale, quantize, saturated_frac
+from harness.numerics.quantize import Quantized, merged_amax, quantize, saturated_frac
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,7 @@ def export(stream: Stream, plan: Plan, order: Mapping[str, tuple[int, ...]], dev
         if 0 < len(given) < len(names):
             lacking = next(name for name in names if name not in given)
             raise ValueError(f"{lacking} comes without a scale, other parts of its fused matrix with one")
-        amax = None
-        if has_tensor_scale(fmt):
-            amax = torch.stack([w.float().abs().amax() for w in received.values()]).amax()
+        amax = merged_amax([*received.values()], fmt)
         for name, w in received.items():
             zero = stream.zeros.get(name)
             q = quantize(w, fmt, scale=given.get(name), zero_point=zero, tensor_amax=None if given else amax)

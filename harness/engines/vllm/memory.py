@@ -13,6 +13,7 @@ from harness.api import Plan, base_dtype, weight_format
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.effective_bits import ELEMENT_BITS
 from harness.numerics.formats import Format
+from harness.numerics.tiles import stored_shape
 
 SMALL_CACHE = 4 * 2**30
 """Bytes up to which a cache for every sequence at full length is simply reserved."""
@@ -43,8 +44,8 @@ def tensor_bytes(shape: tuple[int, ...], fmt: Format | None, plan: Plan) -> int:
     """Bytes of one tensor under `fmt` (None: the engine's dtype), scales included."""
     if fmt is None or fmt.tile is None:
         return prod(shape) * (base_dtype(plan).itemsize if fmt is None else ELEMENT_BITS[fmt.element] // 8)
-    tiles = prod(-(-size // (tile or size)) for size, tile in zip(shape[-2:], fmt.tile, strict=True))
-    return prod(shape) * ELEMENT_BITS[fmt.element] // 8 + tiles * SCALE_BYTES[fmt.scale_dtype]
+    scales = prod(stored_shape(fmt.tile, shape))
+    return prod(shape) * ELEMENT_BITS[fmt.element] // 8 + scales * SCALE_BYTES[fmt.scale_dtype]
 
 
 def kv_bytes_per_token(config: DecoderConfig, plan: Plan) -> int:

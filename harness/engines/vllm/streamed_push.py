@@ -20,7 +20,8 @@ from harness.api import base_dtype
 from harness.engines.vllm.export import Export, export
 from harness.engines.vllm.settings import is_expert, is_quantized
 from harness.engines.vllm.weights import HALF, VLLMWeights
-from harness.engines.weight_stream import Stream, listed, read_stream
+from harness.engines.weight_stream import Stream, read_stream
+from harness.foundation.did_you_mean import listed
 
 
 def unit_of(name: str) -> str:

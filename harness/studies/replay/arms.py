@@ -13,8 +13,8 @@ from math import inf
 import torch
 from torch import Tensor
 
-from harness.api import Method, Plan, Step, TokenBatch
-from harness.config.compose import OUTSIDE_LOSS, Composed, has_hook
+from harness.api import Method, Plan, TokenBatch
+from harness.config.compose import FIRST, OUTSIDE_LOSS, Composed, has_hook
 from harness.config.load import parse
 from harness.config.resolve import fixed_algo
 from harness.config.schema import AlgoConfig
@@ -118,7 +118,7 @@ def reason_to_skip(name: str, method: Method) -> str:
         acting = [hook for hook in OUTSIDE_LOSS if has_hook(part, hook)]
         if acting:
             return f"{type(part).__name__} acts outside the loss ({', '.join(acting)})"
-        if lacking := sorted(part.needs(Step(index=0, total=1, seed=0)) - STORED):
+        if lacking := sorted(part.needs(FIRST) - STORED):
             return f"{type(part).__name__} needs {', '.join(lacking)}, which is not stored"
     return "" if method.parts or name == NONE else f"has no parts: equal to {NONE}"
 

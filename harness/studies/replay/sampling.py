@@ -114,12 +114,18 @@ def config_at(precision: str, overrides: Sequence[str], carriers: Sequence[str] 
     return resolve(load([*overrides, f"method={carrier}", f"precision={precision}"]))
 
 
+def missing(context: Context) -> list[tuple[str, RunConfig, int]]:
+    """Those of a context's samplers whose batches are not stored yet. Raises ValueError where its folder holds batches
+    of another policy or configuration."""
+    return [one for one in context.samplers() if not _is_stored(context, one[0], one[1])]
+
+
 def collect_context(context: Context, launch: Launch, on_batch: Callable[[str], None]) -> int:
     """Sample what is not stored yet; returns the number of files written. `on_batch` is called after every batch.
 
     Raises ValueError where the folder holds batches of another policy or configuration.
     """
-    todo = [one for one in context.samplers() if not _is_stored(context, one[0], one[1])]
+    todo = missing(context)
     weights = _policy(context, launch) if todo else {}
     for name, config, count in todo:
         run, initial = _run(config, launch, weights)

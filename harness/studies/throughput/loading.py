@@ -96,6 +96,8 @@ def load(sweep: Sweep, spec: EngineSpec, import_s: float) -> tuple[Stepper, dict
         arguments = llm_arguments(sweep, spec.size, spec.precision, Path(folder))
         stepper = Stepper(LLM(**arguments))
     load_s = time.perf_counter() - started
+    from harness.run.gpu_sharing import used_gib  # here, for it imports the trainers, and the load is timed
+
     is_cuda = sweep.device == "cuda"
     weights = getattr(stepper.runner, "model_memory_usage", None)
     told = {
@@ -107,7 +109,7 @@ def load(sweep: Sweep, spec: EngineSpec, import_s: float) -> tuple[Stepper, dict
         "compiling": compiling,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "weights_gib": None if weights is None else round(weights / GIB, 3),
-        "used_gib": round(_used() / GIB, 3) if is_cuda else None,
+        "used_gib": round(used_gib(sweep.device), 3) if is_cuda else None,
         "block_size": stepper.block_size,
         "kv_tokens": stepper.num_blocks * stepper.block_size,
         "log": lines,
@@ -115,13 +117,6 @@ def load(sweep: Sweep, spec: EngineSpec, import_s: float) -> tuple[Stepper, dict
     }
     print(f"{spec.stem}: loaded in {load_s:.1f} s", flush=True)
     return stepper, told
-
-
-def _used() -> int:
-    import torch
-
-    free, total = torch.cuda.mem_get_info()
-    return total - free
 
 
 def _vllm_version() -> str:

@@ -14,8 +14,8 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from harness.api import Part, Plan, Step, weight_format
-from harness.config.compose import Composed, compose, has_hook
+from harness.api import Part, Plan, weight_format
+from harness.config.compose import FIRST, Composed, compose, has_hook
 from harness.config.decoder_config import shape_to_check
 from harness.config.schema import Launch, RunConfig
 from harness.engines.vllm.shards import Shard, check_shards
@@ -63,13 +63,8 @@ def _check_part(part: Part, plan: Plan) -> None:
         if has_hook(part, hook) and hook not in part.idle(plan):
             without = f"knobs.{name}.{part.idle_by[hook]} or " if hook in part.idle_by else ""
             raise ValueError(f"trainer=verl: {name}.{hook} cannot run: {reason}; choose {without}trainer=local")
-    if lacking := sorted(part.needs(Step(index=0, total=1, seed=0)) - EXTRAS):
+    if lacking := sorted(part.needs(FIRST) - EXTRAS):
         raise ValueError(f"trainer=verl: {name} needs {', '.join(lacking)}; verl's workers offer {', '.join(EXTRAS)}")
-
-
-def num_updates(config: RunConfig) -> int:
-    """Optimizer updates per rollout batch."""
-    return config.algo.num_minibatches * config.algo.num_epochs
 
 
 def _check_partial(config: RunConfig) -> None:

@@ -49,7 +49,6 @@ from harness.trainers.local.policy import computing, is_loss_scaled
 from harness.trainers.local.products import products, use_fp8
 from harness.trainers.local.trainer import parameter_groups, schedule
 from harness.trainers.verl import ulysses
-from harness.trainers.verl.checks import num_updates
 from harness.trainers.verl.job import VerlJob, current_job, current_method
 from harness.trainers.verl.past import Past, Stream, whole
 from harness.trainers.verl.reference import policy_of
@@ -192,7 +191,7 @@ class Engine(FSDPEngineWithLMHead):
 
     def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
         config = current_job().config
-        total = config.trainer.steps * num_updates(config)
+        total = config.trainer.steps * config.algo.num_updates
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: schedule(config.trainer, update, total))
 
     def eval_mode(self, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from harness.studies.throughput import cores, worker
+from harness.studies.throughput import cores, loading, worker
 from harness.studies.throughput.loading import watch_compiling
 from harness.studies.throughput.measure import check_steps, collecting
 from harness.studies.throughput.plan import engine_specs, missing
@@ -220,3 +220,18 @@ def test_garbage_collections_are_timed_and_the_collector_is_left_as_it_was() -> 
         assert len(taken) == count
     finally:
         gc.enable()
+
+
+def test_loading_tells_the_memory_in_use_on_the_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """140 GiB of which 20 are free; the engine holds 2^34 bytes of weights and 9 blocks of 16 tokens."""
+    made_stepper = SimpleNamespace(runner=SimpleNamespace(model_memory_usage=2**34), num_blocks=9, block_size=16)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **_: None, __version__="0"))
+    monkeypatch.setattr(loading, "listen", list)  # it would change logging for good
+    monkeypatch.setattr(loading, "Stepper", lambda _: made_stepper)
+    monkeypatch.setattr(loading, "llm_arguments", lambda *_: {"model": "x", "seed": 0})
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (20 * 2**30, 140 * 2**30))
+    sweep = made.sweep(tmp_path)
+    stepper, told = loading.load(sweep, engine_specs(sweep)[0], 1.0)
+    assert stepper is made_stepper and told["arguments"] == {"seed": 0}
+    assert (told["used_gib"], told["weights_gib"], told["kv_tokens"]) == (120.0, 16.0, 144)
