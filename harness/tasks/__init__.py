@@ -78,15 +78,17 @@ TASKS = (*EMBEDDED, *MATH, "reasoning_gym", *TIMED)
 
 
 def longest_response(name: str, options: Mapping[str, Any]) -> int:
-    """Tokens that a response may have by the task's own limit; no data are read. ValueError, one line: an option or a
-    value that a task made here does not have."""
-    if name in EMBEDDED or name in TIMED:
-        return build_task(name, options).max_new_tokens
+    """Tokens that a response may have by the task's own limit; no data are read. ValueError, one line: an unknown name,
+    option or value."""
     if name in MATH:
-        from harness.tasks.math_data import MathOptions as Options
-    else:
-        from harness.tasks.reasoning_gym import GymOptions as Options
-    return int(options.get("max_new_tokens", Options.max_new_tokens))
+        from harness.tasks.math_data import math_options
+
+        return math_options(name, options).max_new_tokens
+    if name.split(":")[0] == "reasoning_gym":
+        from harness.tasks.reasoning_gym import gym_options
+
+        return gym_options(name, options).max_new_tokens
+    return build_task(name, options).max_new_tokens
 
 
 def build_task(name: str, options: Mapping[str, Any], tokenizer_folder: Path | None = None) -> Task:
