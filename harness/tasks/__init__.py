@@ -35,11 +35,10 @@ from harness.models.tokenizer import char_tokenizer
 from harness.tasks.contract import Demonstrated as Demonstrated
 from harness.tasks.contract import Item as Item
 from harness.tasks.contract import Score as Score
-from harness.tasks.contract import Split as Split
 from harness.tasks.contract import Stopping as Stopping
 from harness.tasks.contract import Task as Task
 from harness.tasks.contract import Worded as Worded
-from harness.tasks.contract import check_options as check_options
+from harness.tasks.contract import check_options
 from harness.tasks.contract import failure_shares as failure_shares
 from harness.tasks.contract import stop_ids as stop_ids
 from harness.tasks.contract import token_ids as token_ids
