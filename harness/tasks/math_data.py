@@ -46,7 +46,7 @@ from harness.tasks.text_tokens import (
     response_text,
 )
 
-RULE = 1
+RULE = 2
 """Version of the prompts and the scoring."""
 EVAL_SHARE = 16
 """One question in so many is an eval question, where one file serves both splits."""

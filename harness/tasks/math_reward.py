@@ -34,21 +34,27 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{...}` (or `\fbox`) whose braces close; None if there is none."""
+    found = _last_box(text)
+    return None if found is None else found[1]
+
+
+def _last_box(text: str) -> tuple[int, str] | None:
+    """(where it begins, content) of the last box whose braces close."""
     for match in reversed(list(_BOX.finditer(text))):
         depth = 1
         for end in range(match.end(), len(text)):
             is_escaped = text[end - 1] == "\\"
             depth += 0 if is_escaped else (text[end] == "{") - (text[end] == "}")
             if depth == 0:
-                return text[match.end() : end]
+                return match.start(), text[match.end() : end]
     return None
 
 
 def last_hashed(text: str) -> str | None:
-    """Answer that GSM8K writes after its last `####`: its first word if a number, else the line. None if there is
-    none."""
+    """Answer that GSM8K writes after its last `####`: its first word if a number, else the line, without the asterisks
+    of bold type around it. None if there is none."""
     _, mark, rest = text.rpartition("####")
-    line = rest.strip().split("\n")[0].strip()
+    line = rest.strip().split("\n")[0].strip("* \t\r")
     if not mark or not line:
         return None
     word = line.split()[0].rstrip(".,;:")
@@ -57,9 +63,9 @@ def last_hashed(text: str) -> str | None:
 
 def extract_answer(text: str) -> tuple[str, bool]:
     """(answer, True) from a box or a `####` line, whichever comes last; else (the end of the text, False)."""
-    boxed, hashed = last_boxed(text), last_hashed(text)
-    if boxed is not None and (hashed is None or text.rfind("\\boxed") >= text.rfind("####")):
-        return boxed.strip(), True
+    box, hashed = _last_box(text), last_hashed(text)
+    if box is not None and (hashed is None or box[0] >= text.rfind("####")):
+        return box[1].strip(), True
     return (hashed, True) if hashed is not None else (text[-TAIL:], False)
 
 
@@ -165,7 +171,10 @@ def _start(timeout_s: float, rule: str) -> subprocess.Popen[str]:
     """A worker that has said it is ready. RuntimeError with its complaint if it does not."""
     # -P: this folder must not come before the installed packages on the module path.
     command = [sys.executable, "-P", str(WORKER), str(timeout_s), rule]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
+        process_group=0,  # Ctrl-C is for the run, which then ends its processes
+    )  # fmt: skip
     assert process.stdout is not None
     if process.stdout.readline().strip() != "ready":
         raise RuntimeError(f"the math grading process ended with status {process.wait()}: see its message above")
