@@ -39,11 +39,6 @@ DIGEST = "lowbit.digest"
 """Tag of the overview: the content of everything that the experiment was built from."""
 
 
-def track(results: Path, sweep: str, uri: str | None = None) -> int:
-    """Log one sweep of a results folder, with its arms, tables and figures: how many cells were new."""
-    return log_sweep(Tracker.open(uri, results), results, sweep)
-
-
 def log_sweep(tracker: Tracker, results: Path, sweep: str) -> int:
     """Log what is missing of one sweep, with a progress bar on a terminal; files that are no results are named and
     passed over."""
