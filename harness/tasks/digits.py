@@ -51,7 +51,7 @@ def answer_ids(item: Item) -> tuple[int, ...]:
 def exact_match(items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
     """Right: the reference's characters, then EOS, and nothing else. Parsable: any digits, then EOS."""
     scores: list[Score] = []
-    right = {item.reference: answer_ids(item) for item in {id(item): item for item in items}.values()}
+    right = {reference: (*encode(reference), EOS_ID) for reference in {item.reference for item in items}}
     for item, response in zip(items, responses, strict=True):
         answer = tuple(response)
         if answer == right[item.reference]:

@@ -110,40 +110,29 @@ class MathGrader:
     def grade(self, references: Sequence[str], texts: Sequence[str]) -> list[Score]:
         """One score per pair. An answer that hangs, or takes its process down, is unparsable. Any thread may call."""
         if self.rule in RULES:
-            rule = RULES[self.rule]
-            pairs = zip(references, texts, strict=True)
-            return [self._score(reference, *rule(text, reference)) for reference, text in pairs]
-        if self.rule == "math_verify":
-            asked = [(reference, text, False) for reference, text in zip(references, texts, strict=True)]
-            stated = [extract_answer(text) for text in texts]
-            return [
-                replace(score, answer=voted(score, reference, answer if is_extracted else None))
-                for score, reference, (answer, is_extracted) in zip(
-                    self._threads.map(self._ask, asked), references, stated, strict=True
-                )
-            ]
-        scores: list[Score | None] = []
-        read: list[str | None] = []
-        formulas: list[tuple[str, str, bool]] = []
-        for reference, text in zip(references, texts, strict=True):
-            answer, is_extracted = extract_answer(text)
-            score = compare_integers(reference, answer) if is_extracted else None
-            if score is None and not answer.strip():
-                score = Score(0.0, False)
-            scores.append(score)
-            read.append(answer if is_extracted else None)
-            if score is None:
-                formulas.append((reference, answer, is_extracted))
-        graded = iter(list(self._threads.map(self._ask, formulas)) if formulas else [])
-        found = [next(graded) if score is None else score for score in scores]
+            return [_by_text(self.rule, reference, text) for reference, text in zip(references, texts, strict=True)]
+        stated = [extract_answer(text) for text in texts]
+        known = [self._at_once(reference, *read) for reference, read in zip(references, stated, strict=True)]
+        is_own = self.rule == "own"
+        asked = [
+            (reference, answer if is_own else text, is_extracted)
+            for score, reference, text, (answer, is_extracted) in zip(known, references, texts, stated, strict=True)
+            if score is None
+        ]
+        graded = iter(list(self._threads.map(self._ask, asked)))
+        found = [next(graded) if score is None else score for score in known]
         return [
-            replace(score, answer=voted(score, reference, answer))
-            for score, reference, answer in zip(found, references, read, strict=True)
+            replace(score, answer=voted(score, reference, answer if is_extracted else None))
+            for score, reference, (answer, is_extracted) in zip(found, references, stated, strict=True)
         ]
 
-    def _score(self, reference: str, is_right: bool, answer: str | None) -> Score:
-        score = Score(float(is_right), answer is not None)
-        return replace(score, answer=voted(score, reference, answer))
+    def _at_once(self, reference: str, answer: str, is_extracted: bool) -> Score | None:
+        """The score that needs no process; None where one must grade."""
+        if self.rule == "math_verify":
+            return None
+        if not answer.strip():
+            return Score(0.0, False)
+        return compare_integers(reference, answer) if is_extracted else None
 
     def close(self) -> None:
         """End the processes. Grading again is an error."""
@@ -165,6 +154,13 @@ class MathGrader:
             return Score(0.0, False)
         finally:
             self._idle.put(slot)
+
+
+def _by_text(rule: Rule, reference: str, text: str) -> Score:
+    """The score by one of verl's rules that compare text."""
+    is_right, answer = RULES[rule](text, reference)
+    score = Score(float(is_right), answer is not None)
+    return replace(score, answer=voted(score, reference, answer))
 
 
 def _start(timeout_s: float, rule: str) -> subprocess.Popen[str]:
