@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from harness.records.folder import saved_comparisons
-from harness.records.run_result import read_results
+from harness.records.run_result import read_results, write_result
 from harness.report.leaderboard import leaderboard
 from harness.viewers import mlflow
 from harness.viewers.mlflow import links
@@ -169,6 +169,18 @@ def test_an_outage_in_the_middle_warns_once_and_is_made_up_for(
     assert {name: len(found) for name, found in runs(results).items()} == dict.fromkeys(
         ["overview", *(f"{m} {p}{end}" for m, p in ARMS for end in ("", ", seed 0"))], 1
     )
+
+
+def test_a_run_has_all_its_parameters(tmp_path: Path, empty_store: Path) -> None:
+    """MLflow takes 100 a request; a run on a GPU with a method of many knobs has more."""
+    results = new_results(tmp_path, empty_store, seeds=1)
+    result, series = factory.result("naive", "int4", **STEPS)
+    hardware = {f"part {i}": "x" for i in range(150)}
+    write_result(results / "runs" / "quick", result.model_copy(update={"hardware": hardware}), series)
+    assert track(results, "quick", ("mlflow",)) == 3
+    for name in ("naive int4, seed 0", "naive int4"):
+        (run,) = runs(results)[name]
+        assert len(run.data.params) > 150 and run.data.params["hardware.part 149"] == "x"
 
 
 def test_a_store_that_is_not_there_only_warns(
