@@ -13,9 +13,9 @@ r"""Mathematical question sets in the columns their publishers use, from the Hug
 | aime (year 2025) | math-ai/aime25 | problem, answer | none, test |
 | amc | math-ai/amc23 | question, answer | none, test |
 
-Files are parquet, JSON lines or a JSON list. DAPO-Math-17k repeats its questions a hundred times: of equal questions
-the first is kept, whatever its index. `columns` names others, as of a file in verl's form: `{question: prompt, answer:
-reward_model.ground_truth}`.
+Files are parquet, JSON lines or a JSON list. Where a source repeats its questions (`is_repeated`), as DAPO-Math-17k
+does a hundred times, the first of equal questions is kept, whatever its index. `columns` names others, as of a file in
+verl's form: `{question: prompt, answer: reward_model.ground_truth}`.
 Where one file serves both splits, the hash of a question's text decides its side, so the splits never share one.
 """
 
