@@ -44,14 +44,15 @@ from harness.run.cell import run_cell
 
 results = read_results(RESULTS / "runs" / "corrections")
 print(len(results), "runs, for example:")
-print(results[0].name, results[0].status, {key: results[0].summary[key] for key in ("auc", "k3_median")})
+first = results[0]
+print(first.name, first.status, {key: round(first.summary[key] or 0.0, 3) for key in ("auc", "k3_median")})
 
 # %% [markdown]
 # ## Verdicts
 #
-# One row per arm. *Reference* is accuracy in the trainer's precision, comparable between rows; *as rolled* in the run's
-# own format; *vs control* is the mean accuracy during training minus that of `bf16` over equal seeds and questions.
-# The verdict says what the 95 % interval of that difference allows: `equal` only where it lies within 0.03.
+# One row per arm. *AUC* is the mean accuracy of the evaluations after step 0: of the *BF16 policy*, comparable between
+# rows, and *as deployed*, in the arm's own format. *To control* is the AUC minus that of `bf16` over equal seeds and
+# questions. The verdict says what the interval of that difference allows: `equal` only where it lies within 0.03.
 
 # %%
 print(render_terminal(leaderboard(results)))
@@ -93,8 +94,8 @@ if figure is not None:
 # %% [markdown]
 # ## A run of your own
 #
-# On the command line: `lowbit run method=flashrl precision=int4 model=xs task=chain trainer.steps=4`. Here the same
-# from Python, four steps of the smallest model on a base that is in the repository, in a folder that is thrown away.
+# On the command line: `lowbit run method=flashrl precision=int4 model=xs task=chain trainer.steps=4`. Here one from
+# Python: four small steps of the smallest model on a base that is in the repository, in a folder that is thrown away.
 
 # %%
 words = ["method=flashrl", "precision=int4", "model=xs", "model.spread=0", "task=chain", "task.num_eval=64"]
@@ -108,7 +109,7 @@ print(own.name, own.status, {key: round(own.summary[key] or 0.0, 4) for key in (
 # %% [markdown]
 # ## From here
 #
-# * `lowbit methods` lists every method; `lowbit sweep quick` runs a comparison of six minutes.
+# * `lowbit methods` lists every method; `lowbit sweep quick` shows a comparison of 40 runs.
 # * The other notebooks draw figures of the papers again from our results.
 # * `results/tables/` has every sweep as a table, `LOG.md` what was tried, also in vain.
-# * A method of your own is one file: `CONTRIBUTING.md`.
+# * A method of your own is one file: `docs/add-a-method.md`.

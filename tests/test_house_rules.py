@@ -41,6 +41,10 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "harness/trainers/verl/driver.py::attempt",
     ): "process edge: the cell must hear what ended verl's driver, and Ray's start raises bare Exception",
     (
+        "broad_except",
+        "harness/tasks/text_tokens.py::load_text_tokenizer",
+    ): "edge to a library: tokenizers raises bare Exception for a file that is no tokenizer",
+    (
         "forbidden_call",
         "harness/engines/vllm/engine.py::seeded",
     ): "vLLM draws from the default generator; its state is forked around the call",

@@ -81,11 +81,12 @@ def task_of(config: RunConfig) -> Task:
     elif config.model.vocab_size is not None and config.task.name in EMBEDDED:
         options["vocab_size"] = config.model.vocab_size
     task = build_task(config.task.name, options, path)
-    if task.num_train == 0 and config.trainer.steps:
-        raise ValueError(
-            f"task={config.task.name}: no questions to train on; give a task.path that has some and "
-            "task.options.train_split=NAME, or another task"
-        )
+    for count, doing, split in ((task.num_train, "train", "train_split"), (task.num_eval, "evaluate", "eval_split")):
+        if count == 0 and config.trainer.steps:
+            raise ValueError(
+                f"task={config.task.name}: no questions to {doing} on; give a task.path that has some and "
+                f"task.options.{split}=NAME, or another task"
+            )
     return task
 
 

@@ -35,11 +35,10 @@ from harness.models.tokenizer import char_tokenizer
 from harness.tasks.contract import Demonstrated as Demonstrated
 from harness.tasks.contract import Item as Item
 from harness.tasks.contract import Score as Score
-from harness.tasks.contract import Split as Split
 from harness.tasks.contract import Stopping as Stopping
 from harness.tasks.contract import Task as Task
 from harness.tasks.contract import Worded as Worded
-from harness.tasks.contract import check_options as check_options
+from harness.tasks.contract import check_options
 from harness.tasks.contract import failure_shares as failure_shares
 from harness.tasks.contract import stop_ids as stop_ids
 from harness.tasks.contract import token_ids as token_ids
@@ -78,15 +77,17 @@ TASKS = (*EMBEDDED, *MATH, "reasoning_gym", *TIMED)
 
 
 def longest_response(name: str, options: Mapping[str, Any]) -> int:
-    """Tokens that a response may have by the task's own limit; no data are read. ValueError, one line: an option or a
-    value that a task made here does not have."""
-    if name in EMBEDDED or name in TIMED:
-        return build_task(name, options).max_new_tokens
+    """Tokens that a response may have by the task's own limit; no data are read. ValueError, one line: an unknown name,
+    option or value."""
     if name in MATH:
-        from harness.tasks.math_data import MathOptions as Options
-    else:
-        from harness.tasks.reasoning_gym import GymOptions as Options
-    return int(options.get("max_new_tokens", Options.max_new_tokens))
+        from harness.tasks.math_data import math_options
+
+        return math_options(name, options).max_new_tokens
+    if name.split(":")[0] == "reasoning_gym":
+        from harness.tasks.reasoning_gym import gym_options
+
+        return gym_options(name, options).max_new_tokens
+    return build_task(name, options).max_new_tokens
 
 
 def build_task(name: str, options: Mapping[str, Any], tokenizer_folder: Path | None = None) -> Task:

@@ -19,7 +19,7 @@ import numpy as np
 from harness.foundation.seeds import stable_seed
 from harness.models.tokenizer import EOS_ID, PAD_ID, encode
 from harness.tasks.contract import Item, Score, Split
-from harness.tasks.digits import answer_ids, check_options, draw_digits, exact_match, make_item
+from harness.tasks.digits import answer_ids, check_size, draw_digits, exact_match, make_item
 
 RULE = 1
 """Version of the questions, the demonstrator and the scoring."""
@@ -110,7 +110,7 @@ class Chain:
     num_eval: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        check_options(self.name, self.n, self.vocab_size)
+        check_size(self.name, self.n, self.vocab_size)
         for option, low in (("accuracy", 0.01), ("misconceptions", 0.0)):
             value = getattr(self, option)
             if not isinstance(value, float | int) or not low <= value <= 1:

@@ -12,18 +12,22 @@ import torch
 
 from harness.foundation.provenance import text_hash
 from harness.foundation.seeds import generator
-from harness.tasks.contract import Item, Score
+from harness.tasks.contract import Item, Score, check_integer
+
+FIRST = 3
+"""The ids below are the special tokens of models that are made here."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """Random prompts; the reward is the share of one token. Never ends by itself."""
+    """The task and its options. The reward is the share of token 13; there is no EOS."""
 
     prompt_tokens: int = 64
     max_new_tokens: int = 64
     vocab_size: int = 128
+    """Prompts are drawn from its ids from 3 on."""
     mean_tokens: int = 0
-    """Mean length of responses that differ in it, before the cut at `max_new_tokens`; 0: all are that long."""
+    """Mean tokens of responses that differ in length, before the cut at `max_new_tokens`; 0: all are that long."""
     sigma: float = 1.0
     """Standard deviation of the logarithm of those lengths."""
     name: str = field(default="count", init=False)
@@ -33,9 +37,15 @@ class Count:
     num_eval: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"task.options.{name}={getattr(self, name)}: at least 1")
+        for option, least in (
+            ("prompt_tokens", 1),
+            ("max_new_tokens", 1),
+            ("vocab_size", FIRST + 1),
+            ("mean_tokens", 0),
+        ):
+            check_integer(self.name, option, getattr(self, option), range(least, 2**31))
+        if not isinstance(self.sigma, float | int) or not 0 <= self.sigma < math.inf:
+            raise ValueError(f"task 'count': sigma={self.sigma!r} is not a number from 0 on")
 
     def limit(self, index: int, number: int) -> int:
         """Tokens of the `number`-th response to a prompt."""
@@ -50,14 +60,14 @@ class Count:
         items: list[Item] = []
         for i in indices:
             drawn = torch.randint(
-                3, self.vocab_size, (self.prompt_tokens,), generator=generator("cpu", split, i, "count")
+                FIRST, self.vocab_size, (self.prompt_tokens,), generator=generator("cpu", split, i, "count")
             )
             items.append(Item(index=i, prompt=tuple(drawn.tolist()), reference="", key=str(i)))
         return items
 
     def score(self, items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
-        """The share of token 13."""
-        return [Score(reward=list(r).count(13) / len(r), is_parsable=True) for r in responses]
+        """The share of token 13; 0 without any token."""
+        return [Score(reward=list(r).count(13) / max(len(r), 1), is_parsable=True) for r in responses]
 
     def content_hash(self) -> str:
         """Hash of the sizes: nothing else decides."""

@@ -37,17 +37,15 @@ def find_files(
     if not files:
         kinds = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         raise ValueError(f"data folder {root} has no {kinds} file: task {task!r} expects those of {hub}")
-    named = {file: {word for word in _words(file.relative_to(root)) if word in SPLITS} for file in files}
-    chosen = tuple(f for f in files if split in named[f] or split in _words(f.relative_to(root)))
-    if not chosen:
-        chosen = tuple(f for f in files if not named[f])
-    if not chosen:
-        known = ", ".join(sorted(set().union(*named.values())))
-        raise ValueError(
-            f"data folder {root} has no split {split!r}: it has {known}; the options train_split and eval_split take "
-            "another name, or none"
-        )
-    return chosen
+    words = {file: _words(file.relative_to(root)) for file in files}
+    named = [f for f in files if split in words[f]]
+    if chosen := named or [f for f in files if words[f].isdisjoint(SPLITS)]:
+        return tuple(chosen)
+    known = ", ".join(sorted(set(SPLITS).intersection(set().union(*words.values()))))
+    raise ValueError(
+        f"data folder {root} has no split {split!r}: it has {known}; the options train_split and eval_split take "
+        "another name, or none"
+    )
 
 
 def read_rows(
@@ -62,10 +60,13 @@ def read_rows(
     seen: set[bytes] = set()
     distinct = None if once is None else columns[once]
     for file in files:
-        read = _parquet if file.suffix == ".parquet" else _json_lines if file.suffix == ".jsonl" else _json_list
-        for number, row in read(file, columns, distinct, seen):
+        is_parquet = file.suffix == ".parquet"  # its reader leaves repetitions out itself
+        read = _json_lines if file.suffix == ".jsonl" else _json_list
+        for number, row in _parquet(file, columns, distinct, seen) if is_parquet else read(file):
             place = f"data file {file} row {number}"
-            yield place, {key: _first(row, names, place) for key, names in columns.items()}
+            values = {key: _first(row, names, place) for key, names in columns.items()}
+            if is_parquet or once is None or _is_new(values[once], seen):
+                yield place, values
 
 
 def _snapshot(task: str, hub: str, folder: str | None, revision: str | None) -> Path:
@@ -101,8 +102,10 @@ def _parquet(
             for batch in table.iter_batches(batch_size=8192, columns=[name for name in present if name in wanted]):
                 fresh = list(range(len(batch)))
                 if distinct is not None:  # nearly all rows of DAPO-Math-17k repeat: those are left unconverted
-                    column = next(name for name in (n.split(".")[0] for n in distinct) if name in present)
-                    fresh = [i for i, value in enumerate(batch.column(column).to_pylist()) if _is_new(value, seen)]
+                    name = next(name for name in distinct if name.split(".")[0] in present)
+                    top = name.split(".")[0]
+                    values = (_value({top: value}, name) for value in batch.column(top).to_pylist())
+                    fresh = [i for i, value in enumerate(values) if _is_new(value, seen)]
                 for i, row in zip(fresh, batch.take(pa.array(fresh, pa.int64())).to_pylist(), strict=True):
                     yield number + i + 1, row
                 number += len(batch)
@@ -110,47 +113,36 @@ def _parquet(
         raise ValueError(f"data file {file} is not readable parquet: {str(error).splitlines()[0]}") from error
 
 
-def _json_lines(
-    file: Path, columns: Mapping[str, Sequence[str]], distinct: Sequence[str] | None, seen: set[bytes]
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, row in _objects(file):
-        if _is_kept(row, file, number, distinct, seen):
-            yield number, row
-
-
-def _objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    number = 0
     try:
-        with file.open(encoding="utf-8") as handle:
+        with file.open(encoding="utf-8-sig") as handle:
             for number, line in enumerate(handle, start=1):
-                row = json.loads(line) if line.strip() else None
-                if row is not None and not isinstance(row, dict):
-                    raise ValueError(f"line {number} is not an object")
-                if row is not None:
-                    yield number, row
+                if not line.strip():
+                    continue
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f"data file {file} line {number} is no JSON object")
+                yield number, row
     except OSError as error:
         raise ValueError(f"cannot read data file {file}: {error.strerror}") from error
-    except ValueError as error:
+    except json.JSONDecodeError as error:
+        place = f"data file {file} line {number}"
+        raise ValueError(f"{place} is not valid JSON: {error.msg}, column {error.colno}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"data file {file} is not valid JSON lines: {error}") from error
 
 
-def _json_list(
-    file: Path, columns: Mapping[str, Sequence[str]], distinct: Sequence[str] | None, seen: set[bytes]
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_list(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        rows = json.loads(file.read_text(encoding="utf-8"))
+        rows = json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"cannot read data file {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"data file {file} is not valid JSON: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"data file {file} is not a JSON list of objects")
-    for number, row in enumerate(rows, start=1):
-        if _is_kept(row, file, number, distinct, seen):
-            yield number, row
-
-
-def _is_kept(row: Mapping[str, Any], file: Path, number: int, distinct: Sequence[str] | None, seen: set[bytes]) -> bool:
-    return distinct is None or _is_new(_first(row, distinct, f"data file {file} row {number}"), seen)
+    yield from enumerate(rows, start=1)
 
 
 def _is_new(value: Any, seen: set[bytes]) -> bool:

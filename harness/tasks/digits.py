@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from harness.foundation.seeds import stable_seed
 from harness.models.tokenizer import BOS_ID, DIGIT_0_ID, EOS_ID, char_tokenizer, decode, encode
-from harness.tasks.contract import Item, Score, Split
+from harness.tasks.contract import Item, Score, Split, check_integer
 
 EVAL_SHARE = 16
 """One in so many digit strings is an eval question, whoever draws it."""
@@ -51,7 +51,7 @@ def answer_ids(item: Item) -> tuple[int, ...]:
 def exact_match(items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
     """Right: the reference's characters, then EOS, and nothing else. Parsable: any digits, then EOS."""
     scores: list[Score] = []
-    right = {item.reference: answer_ids(item) for item in {id(item): item for item in items}.values()}
+    right = {reference: (*encode(reference), EOS_ID) for reference in {item.reference for item in items}}
     for item, response in zip(items, responses, strict=True):
         answer = tuple(response)
         if answer == right[item.reference]:
@@ -62,8 +62,7 @@ def exact_match(items: Sequence[Item], responses: Sequence[Sequence[int]]) -> li
     return scores
 
 
-def check_options(task: str, n: int, vocab_size: int) -> None:
+def check_size(task: str, n: int, vocab_size: int) -> None:
     """ValueError unless the digit task `task` can ask for n digits with that vocabulary."""
-    if not isinstance(n, int) or n not in LENGTHS:
-        raise ValueError(f"task {task!r}: n={n!r} is not an integer from {LENGTHS.start} to {LENGTHS.stop - 1}")
+    check_integer(task, "n", n, LENGTHS)
     char_tokenizer(vocab_size)

@@ -13,9 +13,9 @@ r"""Mathematical question sets in the columns their publishers use, from the Hug
 | aime (year 2025) | math-ai/aime25 | problem, answer | none, test |
 | amc | math-ai/amc23 | question, answer | none, test |
 
-Files are parquet, JSON lines or a JSON list. DAPO-Math-17k repeats its questions a hundred times: of equal questions
-the first is kept, whatever its index. `columns` names others, as of a file in verl's form: `{question: prompt, answer:
-reward_model.ground_truth}`.
+Files are parquet, JSON lines or a JSON list. Where a source repeats its questions (`is_repeated`), as DAPO-Math-17k
+does a hundred times, the first of equal questions is kept, whatever its index. `columns` names others, as of a file in
+verl's form: `{question: prompt, answer: reward_model.ground_truth}`.
 Where one file serves both splits, the hash of a question's text decides its side, so the splits never share one.
 """
 
@@ -25,21 +25,32 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from numbers import Number
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, PositiveInt
 
-from harness.tasks.contract import Item, Score, Split, check_options
+from harness.tasks.contract import Item, Score, Split
 from harness.tasks.data_files import find_files, read_rows
 from harness.tasks.math_reward import MathGrader, Rule, last_boxed
-from harness.tasks.text_tokens import Message, TextTask, TextTokenizer, load_text_tokenizer, prompt_ids, response_text
+from harness.tasks.text_tokens import (
+    Message,
+    TextOptions,
+    TextTask,
+    TextTokenizer,
+    load_text_tokenizer,
+    parse_options,
+    prompt_ids,
+    response_text,
+)
 
-RULE = 1
+RULE = 2
 """Version of the prompts and the scoring."""
 EVAL_SHARE = 16
 """One question in so many is an eval question, where one file serves both splits."""
+NonEmpty = Annotated[str, Field(min_length=1)]
 TEMPLATE = "{question}\n\nReason step by step, then give the final answer within \\boxed{}."
 
 
@@ -57,7 +68,7 @@ class Source:
     answer: tuple[str, ...]
     """The same for the reference; a dot goes into a struct."""
     is_repeated: bool = False
-    """Questions occur several times: the first of each counts."""
+    """Questions occur several times in its files: the first of each counts."""
     is_boxed: bool = False
     """The reference is the last box of the answer column, where there is one."""
     answer_mark: str | None = None
@@ -84,6 +95,7 @@ SOURCES: Mapping[tuple[str, int | None], Source] = {
         eval_split="test",
         question=("question",),
         answer=("answer",),
+        is_repeated=True,  # the publisher's folder has train_socratic.jsonl beside train.jsonl
         answer_mark="####",
     ),
     ("math500", None): Source(
@@ -152,45 +164,37 @@ class Columns:
     """Columns of a file in place of the source's own; a dot goes into a struct."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-    question: str | None = None
-    answer: str | None = None
+    question: NonEmpty | None = None
+    answer: NonEmpty | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class MathOptions:
+class MathOptions(TextOptions):
     """The options of every math task."""
 
-    path: str | None = None
+    template: str = TEMPLATE
+    path: NonEmpty | None = None
     """Local file or folder in place of the hub."""
-    revision: str | None = None
-    """Commit or tag of the hub repository."""
+    revision: NonEmpty | None = None
+    """Commit or tag of the hub repository; not with `path`."""
     year: int | None = None
     """aime only: 2024 (the default) or 2025."""
-    subset: str | None = None
+    subset: NonEmpty | None = None
     """The hub's config in place of the source's own: a folder of the repository."""
     columns: Columns = Columns()
     """{question: NAME, answer: NAME}: columns in place of the source's own."""
     rule: Rule = "own"
     """Reading and comparison of an answer."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[NonEmpty, ...] = ()
     """Texts that end a response, as an EOS does: what follows is neither trained on nor scored."""
-    train_split: str | None = None
+    train_split: NonEmpty | None = None
     """In place of the source's own; "none" for no training questions."""
-    eval_split: str | None = None
-    template: str = TEMPLATE
-    """`{question}` stands for the question. Not used where the data brings whole chat messages."""
-    system: str | None = None
-    """A system message before it."""
-    chat: bool | None = None
-    """Use the model's chat template; null: if it has one."""
-    chat_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Passed to the chat template, such as enable_thinking."""
-    max_prompt_tokens: int | None = None
+    eval_split: NonEmpty | None = None
+    max_prompt_tokens: PositiveInt | None = None
     """Questions with longer prompts are left out."""
-    max_new_tokens: int = 1024
-    num_workers: int | None = None
+    num_workers: PositiveInt | None = None
     """Grading processes; null: one per core, at most 8."""
-    timeout_s: float = 3.0
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3.0
     """CPU seconds per answer."""
 
 
@@ -224,12 +228,11 @@ class MathTask(TextTask):
     def sample(self, split: Split, indices: Sequence[int]) -> list[Item]:
         """Raises ValueError for an index the split does not have."""
         questions = self.questions[split]
-        if any(not 0 <= index < len(questions) for index in indices):
-            raise ValueError(f"task {self.name!r} has {len(questions)} {split} questions: index {max(indices)} is none")
-        return [
-            Item(index, _prompt(self.tokens, q.messages, self.options), q.reference, q.key)
-            for index, q in ((index, questions[index]) for index in indices)
-        ]
+        if wrong := [index for index in indices if not 0 <= index < len(questions)]:
+            raise ValueError(f"task {self.name!r} has {len(questions)} {split} questions: index {wrong[0]} is none")
+        asked = [(index, questions[index]) for index in indices]
+        return [Item(i, prompt_ids(self.tokens, q.messages, self.options.chat_options), q.reference, q.key)
+                for i, q in asked]  # fmt: skip
 
     def score(self, items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
         texts = [_until(response_text(self.tokens, response), self.options.stop) for response in responses]
@@ -257,14 +260,11 @@ class MathTask(TextTask):
 
 def build_math(name: str, options: Mapping[str, Any], tokenizer_folder: Path | None) -> MathTask:
     """Read the questions of math task `name`. ValueError: a bad option, file, column or row, in one line."""
-    check_options(name, options, [f for f in MathOptions.__dataclass_fields__ if f != "year" or name == "aime"])
-    settings = _parse_options(name, options)
-    if "{question}" not in settings.template:
-        raise ValueError(f"task {name!r}: template={settings.template!r} has no {{question}}")
+    settings = math_options(name, options)
     key = (name, (settings.year or 2024) if name == "aime" else None)
     if key not in SOURCES:
         raise ValueError(f"task {name!r}: year={settings.year!r} is not one of 2024, 2025")
-    tokens = load_text_tokenizer(tokenizer_folder, name, settings.chat)
+    tokens = load_text_tokenizer(tokenizer_folder, name, settings)
     source, columns = SOURCES[key], settings.columns
     source = replace(
         source, folder=settings.subset or source.folder,
@@ -275,7 +275,7 @@ def build_math(name: str, options: Mapping[str, Any], tokenizer_folder: Path | N
     found = _load_splits(name, source, settings)
     if settings.max_prompt_tokens is not None:
         for split, questions in found.items():
-            lengths = [len(_prompt(tokens, q.messages, settings)) for q in questions]
+            lengths = [len(prompt_ids(tokens, q.messages, settings.chat_options)) for q in questions]
             found[split] = [q for q, n in zip(questions, lengths, strict=True) if n <= settings.max_prompt_tokens]
     if not any(found.values()):
         most = settings.max_prompt_tokens
@@ -285,17 +285,17 @@ def build_math(name: str, options: Mapping[str, Any], tokenizer_folder: Path | N
     return MathTask(name=name, options=settings, questions=found, tokens=tokens, grader=grader)
 
 
-def _parse_options(name: str, options: Mapping[str, Any]) -> MathOptions:
-    try:
-        return TypeAdapter(MathOptions).validate_python(dict(options))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"task {name!r}: {where}={first['input']!r}: {first['msg'].lower()}") from error
-
-
-def _prompt(tokens: TextTokenizer, messages: Sequence[Message], options: MathOptions) -> tuple[int, ...]:
-    return prompt_ids(tokens, messages, **options.chat_options)
+def math_options(name: str, options: Mapping[str, Any]) -> MathOptions:
+    """The options of math task `name`. Raises ValueError for an unknown one, a wrong value, or one without effect."""
+    known = [option for option in MathOptions.__dataclass_fields__ if option != "year" or name == "aime"]
+    found = parse_options(name, MathOptions, options, known)
+    if found.path is not None and found.revision is not None:
+        raise ValueError(f"task {name!r}: revision={found.revision!r} is of the hub's copy, but path names a local one")
+    if found.path is not None and found.subset is not None:
+        folder = Path(found.path).expanduser() / found.subset
+        if not folder.is_dir():
+            raise ValueError(f"task {name!r}: subset={found.subset!r}: there is no folder {folder}")
+    return found
 
 
 def _load_splits(name: str, source: Source, options: MathOptions) -> dict[Split, list[Question]]:
@@ -308,36 +308,40 @@ def _load_splits(name: str, source: Source, options: MathOptions) -> dict[Split,
         for split, stored in wanted.items()
         if stored is not None and stored != "none"
     }
-    read = {paths: list(_questions(paths, source, options)) for paths in set(files.values())}
-    found: dict[Split, list[Question]] = {"train": [], "eval": []}
+    if not files:
+        raise ValueError(f"task {name!r}: train_split and eval_split leave it no question")
+    read = {paths: list(_questions(paths, source, options)) for paths in dict.fromkeys(files.values())}
+    trained, evaluated = (read[files[split]] if split in files else [] for split in ("train", "eval"))
     if files.get("train") == files.get("eval"):
-        for question in read[files["eval"]]:
-            found["eval" if int(question.key, 16) % EVAL_SHARE == 0 else "train"].append(question)
-    else:
-        found["eval"] = read[files["eval"]] if "eval" in files else []
-        held_out = {question.key for question in found["eval"]}
-        trained = read[files["train"]] if "train" in files else []
-        found["train"] = [question for question in trained if question.key not in held_out]
-    return found
+        evaluated = [question for question in evaluated if int(question.key, 16) % EVAL_SHARE == 0]
+    held_out = {question.key for question in evaluated}
+    return {"train": [question for question in trained if question.key not in held_out], "eval": evaluated}
 
 
 def _questions(paths: tuple[Path, ...], source: Source, options: MathOptions) -> Iterator[Question]:
     once = "question" if source.is_repeated else None
     for place, row in read_rows(paths, {"question": source.question, "answer": source.answer}, once):
-        asked, reference = row["question"], _reference(row["answer"], source)
-        if not asked or reference is None:
-            mark = f" after {source.answer_mark!r}" if source.answer_mark else ""
-            raise ValueError(f"{place}: no {'question' if not asked else 'answer' + mark}")
-        if isinstance(asked, str):
-            text = asked
-            messages = [{"role": "user", "content": options.template.replace("{question}", asked.strip())}]
-        else:
-            text = "\n\n".join(message["content"] for message in asked)
-            messages = [{"role": message["role"], "content": message["content"]} for message in asked]
-        if options.system is not None:
-            messages = [{"role": "system", "content": options.system}, *messages]
+        asked = _asked(row["question"], place)
+        if not (reference := _reference(row["answer"], source, place)):
+            raise ValueError(f"{place}: no answer" + (f" after {source.answer_mark!r}" if source.answer_mark else ""))
+        text = asked if isinstance(asked, str) else "\n\n".join(message["content"] for message in asked)
+        if not text.strip():
+            raise ValueError(f"{place}: no question")
         key = hashlib.blake2b(" ".join(text.split()).encode(), digest_size=8).hexdigest()
-        yield Question(tuple(messages), reference, key)
+        yield Question(options.messages(asked), reference, key)
+
+
+def _asked(value: Any, place: str) -> str | list[dict[str, str]]:
+    """The question column: text without blanks around it, or the roles and contents of its chat messages."""
+    if value is None or isinstance(value, str):
+        return (value or "").strip()
+    try:
+        messages = [{"role": message["role"], "content": message["content"]} for message in value]
+    except (TypeError, KeyError):
+        messages = None
+    if messages is None or not all(isinstance(text, str) for message in messages for text in message.values()):
+        raise ValueError(f"{place}: the question is neither text nor a list of chat messages")
+    return messages
 
 
 def _until(text: str, stops: Sequence[str]) -> str:
@@ -346,10 +350,12 @@ def _until(text: str, stops: Sequence[str]) -> str:
     return text[: min(ends)] if ends else text
 
 
-def _reference(value: Any, source: Source) -> str | None:
+def _reference(value: Any, source: Source, place: str) -> str:
     """The answer column as text: 27.0 is 27; with a mark, what follows its last occurrence, without commas; the content
-    of the last box, where the source says so and there is one."""
+    of the last box, where the source says so and there is one. Empty where there is no answer."""
     mark = source.answer_mark
+    if isinstance(value, bool) or not isinstance(value, str | Number | None) or value != value:
+        raise ValueError(f"{place}: the answer is neither text nor a number")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = "" if value is None else str(value).strip()
@@ -358,4 +364,4 @@ def _reference(value: Any, source: Source) -> str | None:
         text = text.strip().replace(",", "") if found else ""
     if source.is_boxed and (box := last_boxed(text)) is not None:
         text = box.strip()
-    return text or None
+    return text

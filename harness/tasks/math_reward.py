@@ -34,21 +34,27 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{...}` (or `\fbox`) whose braces close; None if there is none."""
+    found = _last_box(text)
+    return None if found is None else found[1]
+
+
+def _last_box(text: str) -> tuple[int, str] | None:
+    """(where it begins, content) of the last box whose braces close."""
     for match in reversed(list(_BOX.finditer(text))):
         depth = 1
         for end in range(match.end(), len(text)):
             is_escaped = text[end - 1] == "\\"
             depth += 0 if is_escaped else (text[end] == "{") - (text[end] == "}")
             if depth == 0:
-                return text[match.end() : end]
+                return match.start(), text[match.end() : end]
     return None
 
 
 def last_hashed(text: str) -> str | None:
-    """Answer that GSM8K writes after its last `####`: its first word if a number, else the line. None if there is
-    none."""
+    """Answer that GSM8K writes after its last `####`: its first word if a number, else the line, without the asterisks
+    of bold type around it. None if there is none."""
     _, mark, rest = text.rpartition("####")
-    line = rest.strip().split("\n")[0].strip()
+    line = rest.strip().split("\n")[0].strip("* \t\r")
     if not mark or not line:
         return None
     word = line.split()[0].rstrip(".,;:")
@@ -57,9 +63,9 @@ def last_hashed(text: str) -> str | None:
 
 def extract_answer(text: str) -> tuple[str, bool]:
     """(answer, True) from a box or a `####` line, whichever comes last; else (the end of the text, False)."""
-    boxed, hashed = last_boxed(text), last_hashed(text)
-    if boxed is not None and (hashed is None or text.rfind("\\boxed") >= text.rfind("####")):
-        return boxed.strip(), True
+    box, hashed = _last_box(text), last_hashed(text)
+    if box is not None and (hashed is None or box[0] >= text.rfind("####")):
+        return box[1].strip(), True
     return (hashed, True) if hashed is not None else (text[-TAIL:], False)
 
 
@@ -104,40 +110,29 @@ class MathGrader:
     def grade(self, references: Sequence[str], texts: Sequence[str]) -> list[Score]:
         """One score per pair. An answer that hangs, or takes its process down, is unparsable. Any thread may call."""
         if self.rule in RULES:
-            rule = RULES[self.rule]
-            pairs = zip(references, texts, strict=True)
-            return [self._score(reference, *rule(text, reference)) for reference, text in pairs]
-        if self.rule == "math_verify":
-            asked = [(reference, text, False) for reference, text in zip(references, texts, strict=True)]
-            stated = [extract_answer(text) for text in texts]
-            return [
-                replace(score, answer=voted(score, reference, answer if is_extracted else None))
-                for score, reference, (answer, is_extracted) in zip(
-                    self._threads.map(self._ask, asked), references, stated, strict=True
-                )
-            ]
-        scores: list[Score | None] = []
-        read: list[str | None] = []
-        formulas: list[tuple[str, str, bool]] = []
-        for reference, text in zip(references, texts, strict=True):
-            answer, is_extracted = extract_answer(text)
-            score = compare_integers(reference, answer) if is_extracted else None
-            if score is None and not answer.strip():
-                score = Score(0.0, False)
-            scores.append(score)
-            read.append(answer if is_extracted else None)
-            if score is None:
-                formulas.append((reference, answer, is_extracted))
-        graded = iter(list(self._threads.map(self._ask, formulas)) if formulas else [])
-        found = [next(graded) if score is None else score for score in scores]
+            return [_by_text(self.rule, reference, text) for reference, text in zip(references, texts, strict=True)]
+        stated = [extract_answer(text) for text in texts]
+        known = [self._at_once(reference, *read) for reference, read in zip(references, stated, strict=True)]
+        is_own = self.rule == "own"
+        asked = [
+            (reference, answer if is_own else text, is_extracted)
+            for score, reference, text, (answer, is_extracted) in zip(known, references, texts, stated, strict=True)
+            if score is None
+        ]
+        graded = iter(list(self._threads.map(self._ask, asked)))
+        found = [next(graded) if score is None else score for score in known]
         return [
-            replace(score, answer=voted(score, reference, answer))
-            for score, reference, answer in zip(found, references, read, strict=True)
+            replace(score, answer=voted(score, reference, answer if is_extracted else None))
+            for score, reference, (answer, is_extracted) in zip(found, references, stated, strict=True)
         ]
 
-    def _score(self, reference: str, is_right: bool, answer: str | None) -> Score:
-        score = Score(float(is_right), answer is not None)
-        return replace(score, answer=voted(score, reference, answer))
+    def _at_once(self, reference: str, answer: str, is_extracted: bool) -> Score | None:
+        """The score that needs no process; None where one must grade."""
+        if self.rule == "math_verify":
+            return None
+        if not answer.strip():
+            return Score(0.0, False)
+        return compare_integers(reference, answer) if is_extracted else None
 
     def close(self) -> None:
         """End the processes. Grading again is an error."""
@@ -161,11 +156,21 @@ class MathGrader:
             self._idle.put(slot)
 
 
+def _by_text(rule: Rule, reference: str, text: str) -> Score:
+    """The score by one of verl's rules that compare text."""
+    is_right, answer = RULES[rule](text, reference)
+    score = Score(float(is_right), answer is not None)
+    return replace(score, answer=voted(score, reference, answer))
+
+
 def _start(timeout_s: float, rule: str) -> subprocess.Popen[str]:
     """A worker that has said it is ready. RuntimeError with its complaint if it does not."""
     # -P: this folder must not come before the installed packages on the module path.
     command = [sys.executable, "-P", str(WORKER), str(timeout_s), rule]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
+        process_group=0,  # Ctrl-C is for the run, which then ends its processes
+    )  # fmt: skip
     assert process.stdout is not None
     if process.stdout.readline().strip() != "ready":
         raise RuntimeError(f"the math grading process ended with status {process.wait()}: see its message above")

@@ -16,12 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PositiveInt
 
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.seeds import stable_seed
-from harness.tasks.contract import Item, Score, Split, check_options
-from harness.tasks.text_tokens import TextTask, TextTokenizer, load_text_tokenizer, prompt_ids, response_text
+from harness.tasks.contract import Item, Score, Split
+from harness.tasks.text_tokens import (
+    TextOptions,
+    TextTask,
+    TextTokenizer,
+    load_text_tokenizer,
+    parse_options,
+    prompt_ids,
+    response_text,
+)
 
 RULE = 1
 """Version of the prompts and of how questions are drawn."""
@@ -35,20 +43,16 @@ REVIEWED = frozenset({"basic_arithmetic", "bitwise_arithmetic", "number_sorting"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GymOptions:
+class GymOptions(TextOptions):
     """The options of a reasoning-gym task."""
 
-    dataset: str
+    dataset: str = ""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The data set's own settings."""
-    size: int = 10000
+    size: PositiveInt = 10000
     """Questions in the pool; word_ladder allows 20000."""
     template: str = TEMPLATE
-    system: str | None = None
-    chat: bool | None = None
-    """Use the model's chat template; null: if it has one."""
-    chat_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    max_new_tokens: int = 512
+    max_new_tokens: PositiveInt = 512
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,13 +66,10 @@ class GymTask(TextTask):
     version: str
     """Version of the library: a new one may ask other questions."""
     tokens: TextTokenizer
-    num_train: None = None
-    evaluated: list[int] = field(default_factory=list[int])
+    num_train: int | None = field(default=None, init=False)
+    num_eval: int | None = field(default=None, init=False)
+    evaluated: list[int] = field(default_factory=list[int], init=False)
     """Pool positions of the eval questions found so far, in order."""
-
-    @property
-    def num_eval(self) -> None:
-        return None
 
     def sample(self, split: Split, indices: Sequence[int]) -> list[Item]:
         """Raises ValueError for an eval index beyond the pool."""
@@ -84,7 +85,7 @@ class GymTask(TextTask):
                 scores.append(Score(0.0, False))
             else:
                 entry = self.dataset[json.loads(item.reference)["position"]]
-                scores.append(Score(float(self.dataset.score_answer(answer, entry)), True, answer=answer.strip()))
+                scores.append(Score(float(self.dataset.score_answer(answer, entry)), True, answer=answer))
         return scores
 
     def content_hash(self) -> str:
@@ -94,12 +95,9 @@ class GymTask(TextTask):
 
     def _item(self, index: int, position: int) -> Item:
         entry = self.dataset[position]
-        content = self.options.template.replace("{question}", entry["question"])
-        messages = [{"role": "user", "content": content}]
-        if self.options.system is not None:
-            messages.insert(0, {"role": "system", "content": self.options.system})
         reference = json.dumps({"position": position, "answer": str(entry["answer"])})
-        return Item(index, prompt_ids(self.tokens, messages, **self.options.chat_options), reference, _key(entry))
+        messages = self.options.messages(entry["question"])
+        return Item(index, prompt_ids(self.tokens, messages, self.options.chat_options), reference, _key(entry))
 
     def _train_position(self, index: int) -> int:
         attempt = 0
@@ -124,24 +122,24 @@ class GymTask(TextTask):
 
 def build_reasoning_gym(name: str, options: Mapping[str, Any], tokenizer_folder: Path | None) -> GymTask:
     """`reasoning_gym` with the option `dataset`, or `reasoning_gym:<dataset>`. ValueError says what is wrong."""
-    short = name.partition(":")[2]
-    values = {**({"dataset": short} if short else {}), **options}
-    check_options(name, values, list(GymOptions.__dataclass_fields__))
-    if not values.get("dataset"):
-        raise ValueError(f"task {name!r} needs the option dataset: task.options.dataset=leg_counting, for example")
-    try:
-        settings = TypeAdapter(GymOptions).validate_python(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"task {name!r}: {where}={first['input']!r}: {first['msg'].lower()}") from error
-    if "{question}" not in settings.template:
-        raise ValueError(f"task {name!r}: template={settings.template!r} has no {{question}}")
+    settings = gym_options(name, options)
     dataset, version = _create(name, settings)
-    tokens = load_text_tokenizer(tokenizer_folder, name, settings.chat)
+    if all(_is_eval(dataset[position]) for position in range(settings.size)):
+        raise ValueError(f"task {name!r}: size={settings.size}: no question of the pool is a train question")
+    tokens = load_text_tokenizer(tokenizer_folder, name, settings)
     return GymTask(
         name=f"reasoning_gym:{settings.dataset}", options=settings, dataset=dataset, version=version, tokens=tokens
     )
+
+
+def gym_options(name: str, options: Mapping[str, Any]) -> GymOptions:
+    """The options of reasoning-gym task `name`. Raises ValueError for an unknown one, a wrong value, or no dataset."""
+    short = name.partition(":")[2]
+    values = {**({"dataset": short} if short else {}), **options}
+    settings = parse_options(name, GymOptions, values, list(GymOptions.__dataclass_fields__))
+    if not settings.dataset:
+        raise ValueError(f"task {name!r} needs the option dataset: task.options.dataset=leg_counting, for example")
+    return settings
 
 
 def extract_tagged(text: str) -> str | None:

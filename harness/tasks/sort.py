@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from harness.foundation.seeds import stable_seed
 from harness.models.tokenizer import EOS_ID, PAD_ID
 from harness.tasks.contract import Item, Score, Split
-from harness.tasks.digits import answer_ids, check_options, draw_digits, exact_match, make_item
+from harness.tasks.digits import answer_ids, check_size, draw_digits, exact_match, make_item
 
 RULE = 1
 """Version of the questions and the scoring."""
@@ -30,7 +30,7 @@ class Sort:
     ceiling: float = field(default=1.0, init=False)
 
     def __post_init__(self) -> None:
-        check_options(self.name, self.n, self.vocab_size)
+        check_size(self.name, self.n, self.vocab_size)
 
     @property
     def max_new_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Prompts and responses of text tasks as token ids, by the tokenizer of a Hugging Face model folder.
+"""Options, prompts and responses of text tasks: text as token ids, by the tokenizer of a Hugging Face model folder.
 
 `tokenizers` reads tokenizer.json; transformers is imported only where the folder brings a chat template.
 """
@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
+
+from pydantic import PositiveInt, TypeAdapter, ValidationError
 
 from harness.foundation.json_object import read_json_object
+from harness.tasks.contract import check_options
 
 Message = Mapping[str, str]
 """{"role": ..., "content": ...}"""
@@ -31,17 +34,49 @@ class TextTokenizer:
     """Ids that end a response beside `eos_id`, ascending."""
 
 
-class Limited(Protocol):
-    """Options of a text task that bound its responses."""
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """Options that every text task has: the prompt around a question, and the longest response."""
 
-    @property
-    def max_new_tokens(self) -> int: ...
+    template: str = "{question}"
+    """`{question}` stands for the question. Not used where the data brings whole chat messages."""
+    system: str | None = None
+    """A system message before it."""
+    chat: bool | None = None
+    """Use the model's chat template; null: if it has one."""
+    chat_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Passed to the chat template, such as enable_thinking."""
+    max_new_tokens: PositiveInt = 1024
+
+    def messages(self, question: str | Sequence[Message]) -> tuple[Message, ...]:
+        """A question as chat messages: text in the template, messages as they are; before them the system message."""
+        if isinstance(question, str):
+            question = [{"role": "user", "content": self.template.replace("{question}", question)}]
+        return (*([] if self.system is None else [{"role": "system", "content": self.system}]), *question)
+
+
+Options = TypeVar("Options", bound=TextOptions)
+
+
+def parse_options(name: str, kind: type[Options], values: Mapping[str, Any], known: Sequence[str]) -> Options:
+    """The options of text task `name`, which has those in `known`. Raises ValueError, one line, for another one or a
+    wrong value."""
+    check_options(name, values, known)
+    try:
+        options = TypeAdapter(kind).validate_python(dict(values))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"task {name!r}: {where}={first['input']!r}: {first['msg'].lower()}") from error
+    if "{question}" not in options.template:
+        raise ValueError(f"task {name!r}: template={options.template!r} has no {{question}}")
+    return options
 
 
 class TextTask:
     """Options and tokenizer of every text task. A base of frozen dataclasses, without state."""
 
-    options: Limited
+    options: TextOptions
     tokens: TextTokenizer
 
     @property
@@ -65,8 +100,8 @@ class TextTask:
         return self.tokens.vocab_size
 
 
-def load_text_tokenizer(folder: Path | None, task: str, has_chat: bool | None = None) -> TextTokenizer:
-    """Read `folder`. `has_chat` None: use the chat template if there is one. ValueError names the missing piece."""
+def load_text_tokenizer(folder: Path | None, task: str, options: TextOptions) -> TextTokenizer:
+    """Read `folder`. Raises ValueError naming the file that is missing or damaged, or the option that has no use."""
     from tokenizers import Tokenizer
 
     if folder is None:
@@ -74,31 +109,42 @@ def load_text_tokenizer(folder: Path | None, task: str, has_chat: bool | None = 
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ValueError(f"{path} is missing: task {task!r} needs the tokenizer of the model folder")
-    if "model" not in _read_json(path):  # the library's own error for this is a bare Exception
-        raise ValueError(f"{path} is not a tokenizer file: it has no 'model'")
-    tokenizer = Tokenizer.from_file(str(path))
+    read_json_object(path)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{path} is not a tokenizer file: {error}") from error
     settings = _read_json(folder / "tokenizer_config.json")
     config = _read_json(folder / "config.json")
     has_template = bool(settings.get("chat_template")) or (folder / "chat_template.jinja").is_file()
-    if has_chat and not has_template:
+    if options.chat and not has_template:
         raise ValueError(f"task {task!r}: chat=true, but {folder} has no chat template")
+    use_chat = has_template and options.chat is not False
+    if options.chat_options and not use_chat:
+        reason = "chat=false" if has_template else f"{folder} has no chat template"
+        raise ValueError(f"task {task!r}: chat_options={dict(options.chat_options)}, but {reason}")
     eos_id = _special_id(tokenizer, settings, config, "eos")
     if eos_id is None:
         raise ValueError(f"{folder} names no end-of-sequence token (eos_token in tokenizer_config.json)")
     pad_id = _special_id(tokenizer, settings, config, "pad")
     size = int(config.get("vocab_size") or tokenizer.get_vocab_size())
-    chat = _load_chat(folder, task) if has_template and has_chat is not False else None
+    chat = _load_chat(folder, task) if use_chat else None
     stops = tuple(sorted(_end_ids(folder, config) - {eos_id}))
     return TextTokenizer(tokenizer, chat, eos_id, eos_id if pad_id is None else pad_id, size, stops)
 
 
-def prompt_ids(tokens: TextTokenizer, messages: Sequence[Message], **chat_options: Any) -> tuple[int, ...]:
-    """Token ids of a prompt, ready for the response to follow."""
+def prompt_ids(tokens: TextTokenizer, messages: Sequence[Message], chat_options: Mapping[str, Any]) -> tuple[int, ...]:
+    """Token ids of a prompt, ready for the response to follow. Raises ValueError where the chat template fails."""
     if tokens.chat is None:
         return tuple(tokens.tokenizer.encode("\n\n".join(message["content"] for message in messages)).ids)
-    text = tokens.chat.apply_chat_template(
-        [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **chat_options
-    )
+    from jinja2 import TemplateError
+
+    try:
+        text = tokens.chat.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **chat_options
+        )
+    except (TemplateError, TypeError) as error:
+        raise ValueError(f"the chat template of {tokens.chat.name_or_path} makes no prompt: {error}") from error
     return tuple(tokens.tokenizer.encode(text, add_special_tokens=False).ids)  # the template brings its own
 
 

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from harness.foundation.seeds import stable_seed
 from harness.models.tokenizer import EOS_ID, PAD_ID
-from harness.tasks.contract import Item, Score, Split
+from harness.tasks.contract import Item, Score, Split, check_integer
 from harness.tasks.wordmath_check import failure, stated_answer
 from harness.tasks.wordmath_language import (
     ITEMS,
@@ -66,7 +66,7 @@ class Wordmath:
     distractors: int | None = None
     """Statements that nobody needs; null: 1 to n / 2 where shuffled, none where ordered."""
     num_names: int | None = None
-    """Different names; null: all that the vocabulary has."""
+    """Different names, at least one for each quantity of a problem; null: all that the vocabulary has."""
     reward: Reward = "answer"
     """answer: the final number must be right. path: every sentence must be, so that the text cannot drift."""
     vocab_size: int = 512
@@ -87,19 +87,16 @@ class Wordmath:
             if value not in valid:
                 made = "; models with it: words_s (160), words_10m (512)" if option == "vocab_size" else ""
                 raise ValueError(f"task 'wordmath': {option}={value!r}: valid: {', '.join(map(str, valid))}{made}")
-        lengths = LENGTHS if self.layout == "shuffled" else ORDERED_LENGTHS
-        least, most = self.n + (self.distractors or 0), NUM_FEW_NAMES if self.vocab_size == SIZES[0] else len(NAMES)
-        least = least if self.layout == "ordered" else 1
-        for option, value, valid in (
-            ("n", self.n, lengths), ("distractors", self.distractors, range(self.n + 1)),
-            ("num_names", self.num_names, range(least, most + 1)),
-        ):  # fmt: skip
-            if value is None and option != "n":
-                continue
-            if not isinstance(value, int) or value not in valid:
-                raise ValueError(
-                    f"task 'wordmath': {option}={value!r} is not an integer from {valid.start} to {valid.stop - 1}"
-                )
+        is_shuffled = self.layout == "shuffled"
+        check_integer(self.name, "n", self.n, LENGTHS if is_shuffled else ORDERED_LENGTHS)
+        if self.distractors is not None:
+            check_integer(self.name, "distractors", self.distractors, range(self.n + 1))
+        if self.num_names is not None:
+            # each quantity may need a name of its own: on the chain, needed by nobody, and where shuffled given alone
+            extra = self.distractors if self.distractors is not None else (self.n + 1) // 2 if is_shuffled else 0
+            least = self.n + extra + (1 + self.n // 5 if is_shuffled else 0)
+            most = NUM_FEW_NAMES if self.vocab_size == SIZES[0] else len(NAMES)
+            check_integer(self.name, "num_names", self.num_names, range(least, most + 1))
 
     @property
     def max_new_tokens(self) -> int:

@@ -110,12 +110,8 @@ def _wrong_step(step: Step, said: Mapping[str, str], before: int) -> Failure | N
         return "operand"
     if number != step.number:
         return "operand" if step.op in (SUM, DIFFERENCE) else "constant"
-    value = _number(said["value"])
-    return (
-        None
-        if value == applied(step.op, before, number) == _number(said.get("value_again", said["value"]))
-        else ("arithmetic")
-    )
+    values = {_number(said[slot]) for slot in ("value", "value_again") if slot in said}
+    return None if values == {applied(step.op, before, number)} else "arithmetic"
 
 
 def _number(text: str) -> int:

@@ -23,56 +23,38 @@ def check_installed(names: Iterable[str]) -> None:
 def follow(
     results: Path, sweep: str, names: Iterable[str], tags: Mapping[str, Mapping[str, str]] | None = None
 ) -> Live:
-    """A thread that logs the cells of a sweep to these trackers while it runs."""
-    return Live(results, sweep, [partial(_opener(name), results) for name in names], tags)
+    """A thread that logs the cells of a sweep to these trackers while it runs; it connects them itself."""
+    return Live(results, sweep, [lambda name=name: _connected(name, results)[0] for name in names], tags)
 
 
 def track(results: Path, sweep: str, names: Iterable[str]) -> int:
     """Log what these trackers lack of one sweep: how many cells were new, counted for each."""
-    count = 0
-    for name in names:
-        if name == "mlflow":
-            from harness.viewers import mlflow
-
-            count += mlflow.track(results, sweep)
-        else:
-            from harness.viewers import wandb
-
-            count += wandb.track(results, sweep)
-    return count
+    return sum(_log(results, name, [sweep])[0] for name in names)
 
 
 def log_all(results: Path, name: str) -> tuple[int, bool]:
     """Log what a tracker lacks of every sweep of a results folder: (how many cells were new, whether it was on to the
     end)."""
-    if not (sweeps := sweeps_in(results)):
-        return 0, True
+    return _log(results, name, sweeps) if (sweeps := sweeps_in(results)) else (0, True)
+
+
+def _log(results: Path, name: str, sweeps: Iterable[str]) -> tuple[int, bool]:
+    tracker, log_sweep = _connected(name, results)
+    try:
+        count = sum(log_sweep(results, sweep) for sweep in sweeps)
+    finally:
+        tracker.close()
+    return count, tracker.is_on
+
+
+def _connected(name: str, results: Path) -> tuple[Tracker, Callable[[Path, str], int]]:
+    """(a tracker of a results folder, the function that logs to it what is missing of a sweep)."""
     if name == "mlflow":
         from harness.viewers import mlflow
 
         tracker = mlflow.Tracker.open(results=results)
-        count = sum(mlflow.log_sweep(tracker, results, sweep) for sweep in sweeps)
-        return count, tracker.is_on
+        return tracker, partial(mlflow.log_sweep, tracker)
     from harness.viewers import wandb
 
-    owner = wandb.WandbTracker(results)
-    try:
-        count = sum(wandb.log_sweep(owner, results, sweep) for sweep in sweeps)
-    finally:
-        owner.close()
-    return count, owner.is_on
-
-
-def _opener(name: str) -> Callable[[Path], Tracker]:
-    """The function that connects a tracker for a results folder, in the thread that uses it."""
-
-    def connected(results: Path) -> Tracker:
-        if name == "mlflow":
-            from harness.viewers.mlflow import Tracker as MLflowTracker
-
-            return MLflowTracker.open(results=results)
-        from harness.viewers.wandb import WandbTracker
-
-        return WandbTracker(results)
-
-    return connected
+    tracker = wandb.WandbTracker(results)
+    return tracker, partial(wandb.log_sweep, tracker)

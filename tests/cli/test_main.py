@@ -297,6 +297,22 @@ def test_a_dry_run_of_a_folder_tells_no_shape_that_is_not_the_folders(
     assert config["trainer"]["lr"] == 1e-6
 
 
+@pytest.mark.parametrize(("split", "doing"), [("train_split", "train"), ("eval_split", "evaluate")])
+def test_a_run_without_questions_is_refused_before_it_starts(
+    split: str, doing: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_model(tmp_path / "model", "qwen2", "qwen2.5")
+    write_questions(tmp_path / "data", "gsm8k")
+    words = ["model=hf", f"model.path={tmp_path / 'model'}", "task=gsm8k", f"task.path={tmp_path / 'data'}"]
+    results = tmp_path / "results"
+    assert cli.main(["run", *words, f"task.options.{split}=none", "--results", str(results)]) == 2
+    assert capsys.readouterr().err == (
+        f"lowbit: error: task=gsm8k: no questions to {doing} on; give a task.path that has some and "
+        f"task.options.{split}=NAME, or another task\n"
+    )
+    assert not (results / "runs").exists()
+
+
 def test_passport_and_report_read_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_cell(small_config("method=flashrl", "precision=int8"), small_launch(tmp_path))
     assert cli.main(["passport", result.run_id[:6], "--results", str(tmp_path)]) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.models.tokenizer import save_tokenizer, save_words
-from harness.tasks import build_task
+from harness.tasks import build_task, longest_response
 from harness.tasks.wordmath import Wordmath
 
 
@@ -51,3 +51,27 @@ def test_a_task_for_timing_and_a_folder_without_tokenizer_are_not_checked(tmp_pa
     assert build_task("sort", {}, tmp_path).name == "sort"
     (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"!": 0}}}', encoding="utf-8")
     assert build_task("count", {}, tmp_path).name == "count"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "tokens"),
+    [
+        ("sort", {"n": 16}, 17), ("count", {"max_new_tokens": 5}, 5), ("gsm8k", {}, 1024),
+        ("gsm8k", {"max_new_tokens": 7}, 7), ("reasoning_gym:leg_counting", {}, 512),
+    ],
+)  # fmt: skip
+def test_the_longest_response_without_data(name: str, options: dict[str, int], tokens: int) -> None:
+    assert longest_response(name, options) == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gsm8k", {"max_new_tokens": "x"}, "^task 'gsm8k': max_new_tokens='x': input should be a valid integer"),
+        ("reasoning_gym:leg_counting", {"max_new_tokens": 0}, "max_new_tokens=0: input should be greater than 0$"),
+        ("gsm", {}, "^task 'gsm' is unknown: nearest: gsm8k; valid: sort"),
+    ],
+)
+def test_a_longest_response_that_is_none(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        longest_response(name, options)

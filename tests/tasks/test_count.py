@@ -21,7 +21,7 @@ def test_prompts_have_one_length_and_are_the_same_every_time() -> None:
 def test_the_reward_is_the_share_of_one_token() -> None:
     task = build_task("count", {})
     item = task.sample("train", [0])[0]
-    assert [s.reward for s in task.score([item] * 2, [[13, 4, 13, 5], [4, 5]])] == [0.5, 0.0]
+    assert [s.reward for s in task.score([item] * 3, [[13, 4, 13, 5], [4, 5], []])] == [0.5, 0.0, 0.0]
 
 
 def test_its_hash_follows_its_sizes() -> None:
@@ -29,11 +29,22 @@ def test_its_hash_follows_its_sizes() -> None:
     assert len(set(hashes)) == 3
 
 
-@pytest.mark.parametrize("options", [{"prompt_tokens": 0}, {"eos_id": 1}])
-def test_bad_options_are_one_line(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))) as caught:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt_tokens": 0}, "task 'count': prompt_tokens=0 is not an integer from 1 to 2147483647"),
+        ({"max_new_tokens": "x"}, "task 'count': max_new_tokens='x' is not an integer from 1 to 2147483647"),
+        ({"vocab_size": 3}, "task 'count': vocab_size=3 is not an integer from 4 to 2147483647"),
+        ({"mean_tokens": -1}, "task 'count': mean_tokens=-1 is not an integer from 0 to 2147483647"),
+        ({"sigma": -1}, "task 'count': sigma=-1 is not a number from 0 on"),
+        ({"eos_id": 1}, "task 'count' has no option 'eos_id': valid: prompt_tokens, max_new_tokens, vocab_size, "
+                        "mean_tokens, sigma"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_one_line(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
         build_task("count", options)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value) == message
 
 
 def test_lengths_that_differ_have_their_mean_and_their_cap() -> None:

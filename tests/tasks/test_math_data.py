@@ -15,6 +15,8 @@ from harness.tasks import Score, build_task
 from harness.tasks.math_data import EVAL_SHARE, TEMPLATE, MathTask
 
 DATA = Path(__file__).parent / "data"
+NO_TEXT = "a.jsonl row 1: the question is neither text nor a list of chat messages$"
+NO_NUMBER = "a.jsonl row 1: the answer is neither text nor a number$"
 PATHS = {"gsm8k": "gsm8k", "math500": "math500", "dapo_math_17k": "dapo", "aime": "aime24", "amc": "amc23"}
 
 
@@ -69,6 +71,8 @@ def test_evaluation_sets_have_no_train_split(model, name, path, options, count, 
     assert [item.reference for item in task.sample("eval", range(count))] == references
     with pytest.raises(ValueError, match=f"task '{name}' has 0 train questions: index 0 is none"):
         task.sample("train", [0])
+    with pytest.raises(ValueError, match=f"task '{name}' has {count} eval questions: index -1 is none"):
+        task.sample("eval", [0, -1])
 
 
 def test_dapo_keeps_one_of_each_index_and_its_own_messages(model):
@@ -109,6 +113,32 @@ def test_a_train_question_that_is_also_in_eval_is_dropped(model, tmp_path):
     assert [q.reference for q in task.questions["eval"]] == ["3", "4"]
 
 
+def test_the_publishers_second_wording_of_gsm8k_is_left_out(model, tmp_path):
+    """The folder of openai/grade-school-math has every question once more, with other solutions; a byte order mark is
+    no text."""
+    for split, number in (("train", 1), ("test", 2)):
+        row = json.dumps({"question": f"What is {number}?", "answer": f"#### {number}"})
+        (tmp_path / f"{split}.jsonl").write_text(row, encoding="utf-8-sig")
+        (tmp_path / f"{split}_socratic.jsonl").write_text(row.replace("####", "** so? **\\n####"))
+    (tmp_path / "example_model_solutions.jsonl").write_text('{"question": "x"}')
+    task = build("gsm8k", model, tmp_path)
+    assert {split: [q.reference for q in found] for split, found in task.questions.items()} == {
+        "train": ["1"], "eval": ["2"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [("{{ raise_exception('no system role') }}", "no system role"), ("{% if %}", "Expected an expression")],
+)
+def test_a_chat_template_that_fails_is_one_line(tmp_path, template, reason):
+    save_tokenizer(tmp_path, 128)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    with pytest.raises(ValueError, match=f"^the chat template of {tmp_path} makes no prompt: {reason}"):
+        build("gsm8k", tmp_path).sample("eval", [0])
+
+
 def test_chat_template_of_the_model_is_used(model, chat_model):
     plain = build("gsm8k", chat_model, chat=False).sample("eval", [0])[0]
     chat = build("gsm8k", chat_model).sample("eval", [0])[0]
@@ -117,6 +147,10 @@ def test_chat_template_of_the_model_is_used(model, chat_model):
     assert decode(system.prompt, 128).startswith("<bos>Be brief.Mia has 20")
     with pytest.raises(ValueError, match=r"chat=true, but .* has no chat template"):
         build("gsm8k", model, chat=True)
+    with pytest.raises(ValueError, match=r"^task 'gsm8k': chat_options={'x': 1}, but chat=false$"):
+        build("gsm8k", chat_model, chat=False, chat_options={"x": 1})
+    with pytest.raises(ValueError, match=r"makes no prompt: .* multiple values for keyword argument 'tokenize'"):
+        build("gsm8k", chat_model, chat_options={"tokenize": True}).sample("eval", [0])
 
 
 def test_long_prompts_are_left_out(model):
@@ -178,6 +212,23 @@ def test_ids_and_sizes_come_from_the_folder(model, tmp_path):
             "data file .*test.jsonl row 1 has no 'question': it has answer, level",
         ),
         ("gsm8k", {"max_prompt_tokens": "x"}, "task 'gsm8k': max_prompt_tokens='x': input should be a valid integer"),
+        ("gsm8k", {"num_workers": -1}, "task 'gsm8k': num_workers=-1: input should be greater than 0"),
+        ("gsm8k", {"timeout_s": 0}, "task 'gsm8k': timeout_s=0: input should be greater than 0"),
+        ("gsm8k", {"max_new_tokens": 0}, "task 'gsm8k': max_new_tokens=0: input should be greater than 0"),
+        ("gsm8k", {"stop": [""]}, "task 'gsm8k': stop.0='': string should have at least 1 character"),
+        ("gsm8k", {"subset": "nope"}, "task 'gsm8k': subset='nope': there is no folder .*/data/gsm8k/nope$"),
+        ("gsm8k", {"revision": "v1"}, "revision='v1' is of the hub's copy, but path names a local one"),
+        (
+            "gsm8k",
+            {"train_split": "none", "eval_split": "none"},
+            "^task 'gsm8k': train_split and eval_split leave it no question$",
+        ),
+        ("math500", {"eval_split": "none"}, "^task 'math500': train_split and eval_split leave it no question$"),
+        (
+            "gsm8k",
+            {"chat_options": {"enable_thinking": False}},
+            "task 'gsm8k': chat_options={'enable_thinking': False}, but .* has no chat template",
+        ),
     ],
 )
 def test_bad_options_and_data_are_named_in_one_line(model, name, options, message):
@@ -186,15 +237,36 @@ def test_bad_options_and_data_are_named_in_one_line(model, name, options, messag
     assert "\n" not in str(error.value)
 
 
+def test_an_empty_path_is_not_the_working_folder(model):
+    with pytest.raises(ValueError, match=r"^task 'gsm8k': path='': string should have at least 1 character$"):
+        build_task("gsm8k", {"path": ""}, model)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("a.jsonl", b'{"question": "1?", "answer": "#### 1"}\n{"quest', "a.jsonl is not valid JSON lines: "),
+        (
+            "a.jsonl",
+            b'{"question": "1?", "answer": "#### 1"}\n\n{"question": "2?", "answer": ',
+            r"a.jsonl line 3 is not valid JSON: Expecting value, column 30$",
+        ),
         ("a.jsonl", b"", "^task 'gsm8k': no question is in /"),
-        ("a.jsonl", b"[1]\n", "a.jsonl is not valid JSON lines: line 1 is not an object"),
+        ("a.jsonl", b"[1]\n", "a.jsonl line 1 is no JSON object$"),
+        ("a.jsonl", b'{"question": "1?", "answer": "#### 1"}\nnull\n', "a.jsonl line 2 is no JSON object$"),
+        pytest.param("a.jsonl", b"[" * 10_000, "a.jsonl is not valid JSON lines: ", id="deep.jsonl"),
+        pytest.param("a.json", b"[" * 10_000, "a.json is not valid JSON: ", id="deep.json"),
         ("a.jsonl", b"\xff\xfe", "a.jsonl is not valid JSON lines: "),
         ("a.jsonl", b'{"question": "1?", "answer": "1"}\n', "a.jsonl row 1: no answer after '####'"),
         ("a.jsonl", b'{"question": "", "answer": "#### 1"}\n', "a.jsonl row 1: no question"),
+        ("a.jsonl", b'{"question": " ", "answer": "#### 1"}\n', "a.jsonl row 1: no question"),
+        ("a.jsonl", b'{"question": [], "answer": "#### 1"}\n', "a.jsonl row 1: no question"),
+        ("a.jsonl", b'{"question": 5, "answer": "#### 1"}\n', NO_TEXT),
+        ("a.jsonl", b'{"question": {"a": "b"}, "answer": "#### 1"}\n', NO_TEXT),
+        ("a.jsonl", b'{"question": [{"role": "user"}], "answer": "#### 1"}\n', NO_TEXT),
+        ("a.jsonl", b'{"question": [{"role": "user", "content": null}], "answer": "#### 1"}\n', NO_TEXT),
+        ("a.jsonl", b'{"question": "1?", "answer": ["#### 1"]}\n', NO_NUMBER),
+        ("a.jsonl", b'{"question": "1?", "answer": true}\n', NO_NUMBER),
+        ("a.jsonl", b'{"question": "1?", "answer": NaN}\n', NO_NUMBER),
         ("a.parquet", b"PAR1 nonsense", "a.parquet is not readable parquet: "),
         ("a.parquet", b"", "a.parquet is not readable parquet: "),
         ("a.txt", b"", "has no .parquet, .jsonl or .json file: task 'gsm8k' expects those of openai/gsm8k"),
@@ -221,9 +293,10 @@ def test_a_missing_tokenizer_is_named(model, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer.json is not valid JSON"):
         build("gsm8k", tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="is not a tokenizer file"):
-        build("gsm8k", tmp_path)
+    for text in ("{}", '{"model": {}}', '{"model": {"type": "BPE"}}'):
+        (tmp_path / "tokenizer.json").write_text(text)
+        with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer file: "):
+            build("gsm8k", tmp_path)
     shutil.copy(model / "tokenizer.json", tmp_path / "tokenizer.json")
     with pytest.raises(ValueError, match="names no end-of-sequence token"):
         build("gsm8k", tmp_path)
@@ -273,6 +346,18 @@ def test_equal_questions_count_once_across_files_whatever_their_index(model, tmp
     (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*first, *again]))
     task = build("dapo_math_17k", model, tmp_path)
     assert sorted(q.reference for split in task.questions.values() for q in split) == ["1"] * 3 + ["2"] * 3
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_equal_questions_inside_a_struct_count_once(model, tmp_path, suffix):
+    rows = [{"x": {"q": f"{k // 2}?", "index": k}, "reward_model": {"ground_truth": k // 2}} for k in range(6)]
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = build("dapo_math_17k", model, path, columns={"question": "x.q"})
+    assert sorted(q.reference for split in task.questions.values() for q in split) == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(

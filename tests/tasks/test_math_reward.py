@@ -14,6 +14,7 @@ from harness.tasks import Score
 from harness.tasks.math_reward import MathGrader, compare_integers, extract_answer, last_boxed, last_hashed
 from harness.tasks.math_worker import grade
 
+ROOT = Path(__file__).parents[2]
 RIGHT, WRONG, UNPARSABLE = Score(1.0, True), Score(0.0, True), Score(0.0, False)
 ENDLESS = r"\boxed{9^{9^{9^{9}}}}"
 
@@ -52,6 +53,10 @@ def test_last_boxed(text, answer):
         ("#### -$3", "-3"),
         ("#### -7\nThat is all 8.", "-7"),
         ("####5 dollars.", "5"),
+        ("#### **18**", "18"),
+        ("**#### 18**", "18"),
+        ("#### **\\frac12**\nso", "\\frac12"),
+        ("#### **", None),
         ("#### 12.", "12"),
         ("#### 1/2", "1/2"),
         ("#### x + 1", "x + 1"),
@@ -66,6 +71,8 @@ def test_last_hashed(text, answer):
 def test_the_later_of_box_and_hashes_is_the_answer():
     assert extract_answer("#### 3\n" + r"\boxed{4}") == ("4", True)
     assert extract_answer(r"\boxed{4}" + "\n#### 3") == ("3", True)
+    assert extract_answer("#### 3\n" + r"\fbox{4}") == ("4", True)
+    assert extract_answer(r"\boxed{4} #### 3 \boxed{5") == ("3", True)  # the last box is cut off
     assert extract_answer("x" * 3000 + "the answer is 5") == ("x" * 1985 + "the answer is 5", False)
 
 
@@ -152,6 +159,20 @@ def test_a_killed_process_costs_one_answer():
     assert process.poll() is not None
 
 
+def test_ctrl_c_is_for_the_run_alone():
+    """A terminal sends it to the whole group, where every grading process would print a traceback."""
+    code = (
+        "import os, signal, time; from harness.tasks.math_reward import MathGrader; owner = MathGrader(1); "
+        "ask = lambda: owner.grade(['x+x'], [r'\\boxed{2x}'])[0].reward; ask(); "
+        "signal.signal(signal.SIGINT, signal.SIG_IGN); os.killpg(0, signal.SIGINT); time.sleep(1); "
+        "print(ask(), owner.num_killed, owner._slots[0][0].poll()); owner.close()"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True, cwd=ROOT
+    )
+    assert (told.stdout, told.stderr) == ("1.0 0 None\n", "")
+
+
 def test_model_output_is_never_executed(grader, tmp_path):
     mark = tmp_path / "executed"
     code = f"__import__('pathlib').Path({str(mark)!r}).touch()"
@@ -174,7 +195,7 @@ def test_the_process_keeps_its_protocol_when_a_library_prints():
     assert told.stdout.split("\n") == ["ready", "[1.0, true]", "[0.0, true]", ""]
 
 
-WORKER = str(Path(__file__).parents[2] / "harness" / "tasks" / "math_worker.py")
+WORKER = str(ROOT / "harness" / "tasks" / "math_worker.py")
 
 
 def test_worker_function_directly():

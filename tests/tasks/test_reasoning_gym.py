@@ -73,6 +73,7 @@ def test_without_the_library_the_extra_is_named(model):
         ("reasoning_gym", {}, "needs the option dataset"),
         ("reasoning_gym:leg_counting", {"sizes": 3}, "has no option 'sizes': nearest: size"),
         ("reasoning_gym:leg_counting", {"size": "x"}, "size='x': input should be a valid integer"),
+        ("reasoning_gym:leg_counting", {"size": 0}, "size=0: input should be greater than 0"),
         ("reasoning_gym:leg_counting", {"template": "x"}, "template='x' has no {question}"),
     ],
 )
@@ -94,6 +95,12 @@ def test_datasets_that_would_execute_an_answer_are_refused(gym, model):
             build_task("reasoning_gym", {"dataset": name}, model)
     for name in REVIEWED:
         assert build_task("reasoning_gym", {"dataset": name, "size": 50}, model).name == f"reasoning_gym:{name}"
+
+
+def test_a_pool_without_train_questions_is_refused(gym, model, monkeypatch):
+    monkeypatch.setattr("harness.tasks.reasoning_gym.EVAL_SHARE", 1)
+    with pytest.raises(ValueError, match=r"size=20: no question of the pool is a train question$"):
+        build_task("reasoning_gym:leg_counting", {"size": 20}, model)
 
 
 def test_items_and_scores(gym, model):

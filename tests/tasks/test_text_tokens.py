@@ -10,7 +10,7 @@ import pytest
 
 from harness.models.tokenizer import save_tokenizer
 from harness.tasks import build_task, stop_ids
-from harness.tasks.text_tokens import load_text_tokenizer
+from harness.tasks.text_tokens import TextOptions, load_text_tokenizer
 
 
 def folder(path: Path, generation: Any = None, config: Any = 1) -> Path:
@@ -40,7 +40,7 @@ def folder(path: Path, generation: Any = None, config: Any = 1) -> Path:
 def test_ids_of_the_folder_that_end_beside_the_tokenizers(
     tmp_path: Path, generation: Any, config: Any, expected: tuple[int, ...]
 ) -> None:
-    tokens = load_text_tokenizer(folder(tmp_path, generation, config), "gsm8k")
+    tokens = load_text_tokenizer(folder(tmp_path, generation, config), "gsm8k", TextOptions())
     assert (tokens.eos_id, tokens.stop_ids) == (1, expected)
 
 
@@ -49,7 +49,7 @@ def test_what_is_no_id_names_the_file(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(
         ValueError, match=r"generation_config\.json: eos_token_id=.*; valid: a token id, or a list"
     ) as e:
-        load_text_tokenizer(folder(tmp_path, wrong), "gsm8k")
+        load_text_tokenizer(folder(tmp_path, wrong), "gsm8k", TextOptions())
     assert "\n" not in str(e.value)
 
 

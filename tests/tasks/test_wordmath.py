@@ -238,6 +238,11 @@ def test_content_hash_follows_what_is_asked():
         ({"n": 4, "layout": "ordered", "vocab_size": 32}, "vocab_size=32: valid: 160, 512"),
         ({"n": 4, "layout": "ordered", "num_names": 3}, "num_names=3 is not an integer from 4 to 349"),
         ({"n": 4, "distractors": 5}, "distractors=5 is not an integer from 0 to 4"),
+        ({"n": "x"}, "task 'wordmath': n='x' is not an integer from 2 to 75"),
+        ({"n": None}, "task 'wordmath': n=None is not an integer from 2 to 75"),
+        ({"distractors": "x"}, "task 'wordmath': distractors='x' is not an integer from 0 to 10"),
+        ({"num_names": 17}, "task 'wordmath': num_names=17 is not an integer from 18 to 349"),
+        ({"distractors": 0, "num_names": 12}, "num_names=12 is not an integer from 13 to 349"),
         ({"rewards": "path"}, "task 'wordmath' has no option 'rewards': nearest: reward"),
     ],
 )
@@ -245,6 +250,12 @@ def test_bad_options_are_named_in_one_line(options, message):
     with pytest.raises(ValueError, match=message) as error:
         build_task("wordmath", options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("n", "names"), [(2, 4), (10, 18), (75, 129)])
+def test_the_fewest_names_are_enough(n: int, names: int) -> None:
+    """With fewer, drawing a problem need not end."""
+    assert len({item.key for item in Wordmath(n=n, num_names=names).sample("train", range(30))}) == 30
 
 
 def test_a_seed_makes_the_problems_it_always_made() -> None:

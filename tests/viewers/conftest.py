@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.viewers import mlflow
+from harness.viewers import mlflow, trackers
 from tests.viewers.cases import new_results
 
 
@@ -29,5 +29,5 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
     """Logged once."""
     folder = new_results(tmp_path_factory.mktemp("results"), empty_store)
-    assert mlflow.track(folder, "quick") == 6
+    assert trackers.track(folder, "quick", ("mlflow",)) == 6
     return folder

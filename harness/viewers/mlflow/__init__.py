@@ -15,9 +15,9 @@ The only import of mlflow. Everything here is rebuilt from the result files (`lo
 costs one warning and no run. By default the store is SQLite in `<results>/mlflow/`; MLFLOW_TRACKING_URI names another.
 """
 
-from harness.viewers.mlflow.rebuild import log_sweep, track
+from harness.viewers.mlflow.rebuild import log_sweep
 from harness.viewers.mlflow.server import browse
 from harness.viewers.mlflow.store import PREFIX, QUIET, store_uri
 from harness.viewers.mlflow.tracker import Tracker
 
-__all__ = ["PREFIX", "QUIET", "Tracker", "browse", "log_sweep", "store_uri", "track"]
+__all__ = ["PREFIX", "QUIET", "Tracker", "browse", "log_sweep", "store_uri"]

@@ -18,7 +18,7 @@ from harness.records.sweep_file import Purpose, purpose
 from harness.studies.search.tags import trial_tags
 from harness.viewers.mlflow import links
 from harness.viewers.mlflow.store import KEY, outages, runs_of
-from harness.viewers.mlflow.tracker import MAX_POINTS, Tracker, log_points, params
+from harness.viewers.mlflow.tracker import MAX_POINTS, Tracker, log_params, log_points
 from harness.viewers.tracking import facts
 from harness.viewers.tracking.facts import Point
 from harness.viewers.tracking.tracker import cell_key, log_cells
@@ -37,11 +37,6 @@ MEMBERS = "lowbit.members"
 """Tag of an arm: the content of the runs that its curves are the mean of."""
 DIGEST = "lowbit.digest"
 """Tag of the overview: the content of everything that the experiment was built from."""
-
-
-def track(results: Path, sweep: str, uri: str | None = None) -> int:
-    """Log one sweep of a results folder, with its arms, tables and figures: how many cells were new."""
-    return log_sweep(Tracker.open(uri, results), results, sweep)
 
 
 def log_sweep(tracker: Tracker, results: Path, sweep: str) -> int:
@@ -149,12 +144,9 @@ def _write_arm(
         "commit": run.commit or "", "mlflow.note.content": arm_words(row),
     }  # fmt: skip
     values = {k: v for k, v in facts.cell_params(run).items() if k not in ("seed", "base_seed")}
-    client.log_batch(
-        run_id,
-        metrics=arm_metrics(row),
-        tags=[RunTag(name, value) for name, value in tags.items()],
-        params=[] if old and old.data.params else params(values),
-    )
+    client.log_batch(run_id, metrics=arm_metrics(row), tags=[RunTag(name, value) for name, value in tags.items()])
+    if old is None or not old.data.params:
+        log_params(client, run_id, values)
     if old and old.info.run_name != row["arm"]:
         client.update_run(run_id, name=row["arm"])
     ends = [stamp for run in runs if (stamp := facts.milliseconds(run.ended_at)) is not None]

@@ -15,6 +15,7 @@ from urllib.request import urlopen
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.local_port import check_port
 from harness.foundation.own_process import module_command
+from harness.foundation.progress_bar import progress_bar
 from harness.foundation.writable import check_writable
 from harness.records.folder import Comparison, readable, saved_comparisons, sweeps_in
 from harness.records.looks import level_of
@@ -44,7 +45,7 @@ def browse(results: Path, port: int, sweep: str | None = None, words: Sequence[s
     chosen = _chosen(results, sweep, words) if words else None
     check_writable(mlflow_folder(results), "--results")
     tracker, wanted = Tracker.open(store_uri(results), results), [sweep] if sweep else known
-    for name in wanted:
+    for name in progress_bar(wanted, "sweep"):
         log_arms(tracker, results, name)
     command = module_command("mlflow", "server", "--backend-store-uri", store_uri(results))
     command += ["--default-artifact-root", artifact_root(results)]

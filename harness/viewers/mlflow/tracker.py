@@ -15,12 +15,14 @@ from harness.viewers.tracking.facts import Point
 from harness.viewers.tracking.tracker import Cell, warn_off
 
 if TYPE_CHECKING:
-    from mlflow.entities import Dataset, Param
+    from mlflow.entities import Dataset
     from mlflow.tracking import MlflowClient
 
 STATUS = {"ok": "FINISHED", "diverged": "FAILED", "failed": "FAILED", "cancelled": "KILLED", "skipped": "KILLED"}
 BATCH = 1000
 """Metrics per request, the most that MLflow takes."""
+PARAMS = 100
+"""Parameters per request, likewise."""
 MAX_POINTS = 20
 """Steps of a curve that are logged, evenly spaced and with the last; extremes are in `summary/`. A point costs MLflow
 0.3 ms and 250 bytes, and a rebuild logs them all."""
@@ -145,7 +147,7 @@ class MLflowRun:
 
     def params(self, values: Mapping[str, str]) -> None:
         """Log parameters."""
-        self.client.log_batch(self.run_id, params=params(values))
+        log_params(self.client, self.run_id, values)
 
     def series(self, points: Sequence[Point], axis: str = "step") -> None:
         """Log numbers by step."""
@@ -163,11 +165,13 @@ class MLflowRun:
         self.place.known[cell.key] = self.run_id
 
 
-def params(values: Mapping[str, str]) -> list[Param]:
-    """MLflow's parameters, at most the 100 that a request may have."""
+def log_params(client: MlflowClient, run_id: str, values: Mapping[str, str]) -> None:
+    """Log parameters, as many a request as MLflow takes; the characters that it takes of each."""
     from mlflow.entities import Param
 
-    return [Param(name, value[:6000]) for name, value in values.items()][:100]
+    params = [Param(name, value[:6000]) for name, value in values.items()]
+    for first in range(0, len(params), PARAMS):
+        client.log_batch(run_id, params=params[first : first + PARAMS])
 
 
 def log_points(client: MlflowClient, run_id: str, points: Sequence[Point]) -> None:

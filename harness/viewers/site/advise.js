@@ -25,7 +25,7 @@ function drawAdvice() {
   };
   $("advice-rows").replaceChildren(text("thead", text("tr", ADVICE.header.map((name) => text("th", name, { scope: "col" })))), text("tbody", Object.entries(ADVICE.standings).flatMap(part)));
   const fast = rows.find((r) => r.standing === "held" && r.value > 1);
-  $("advice-words").textContent = fast ? `${fast.format}${fast.correction === ADVICE.none ? "" : " with " + fast.correction}: the fastest that equals BF16 rollouts on word problems, a step ${fast.cells[2]}.`
+  $("advice-words").textContent = fast ? `${fast.format}${fast.correction === ADVICE.none ? "" : " with " + fast.correction}: the fastest that equals BF16 rollouts on word problems. Step: ${fast.cells[2]}.`
     : "bf16: no faster format is known that equals BF16 rollouts on word problems.";
   $("advice-command").textContent = `lowbit advise --size ${size} --length ${length} --gpus ${gpus}${mismatch === ADVICE.mismatches[0] ? "" : " --k3 " + mismatch} --deploy ${deploy}`;
 }

@@ -51,7 +51,7 @@ function drawRun(data, sweep, run) {
     pairs([["run", text("code", run.id)], ["status", run.status + (run.reason ? ": " + run.reason : "")], ["seed, base seed", `${run.seed}, ${run.base_seed}`], ["steps", String(run.steps)],
       ["started", run.started], ["commit", [text("code", commit || "unknown"), run.draft ? " (draft: uncommitted changes)" : ""]], ["paper", method.paper], ["reconstructed", method.reconstructed],
       ["base model", text("code", data.hash[run.model] || "–")], ["task", text("code", data.hash[run.task] || "–")], ["questions", text("code", data.hash[run.question] || "–")], ["final weights", text("code", run.final || "–")],
-      ["record", text("code", `results/runs/${sweep}/${run.id}.json`)]]),
+      ["record", [text("code", `results/runs/${sweep}/${run.id}.json`), `; a packed sweep has it once it is unpacked: `, text("code", `lowbit runs ${sweep}`)]]]),
     text("h3", "Curves"), curvesOf(data, [[run, "this run"]]), text("h3", "Scores"), grid(["step", "accuracy, reference", "accuracy, as rolled"], run.evals.map(([step, a, b]) => [String(step), fixed(a), fixed(b)])), ...tasksOf(data, run),
     grid(data.summary, [run.summary.map((v) => v === null ? "–" : String(v))], 0),
     ...passport(data, run),
@@ -63,7 +63,7 @@ function drawRun(data, sweep, run) {
 }
 function drawArm(data, sweep, label) {
   const runs = data.runs.map((cells) => opened(data, cells)).filter((run) => data.arms[run.arm] === label), at = (run, name) => run.summary[data.summary.indexOf(name)];
-  const row = ROWS.find((r) => r.sweep === sweep && r.arm === label), scores = [["auc", "AUC"], ["final_accuracy", "final"], ["final_accuracy_rollout", "as rolled"], ["reward_last", "reward"], ["k3_max", "max k3"]];
+  const place = data.arms.indexOf(label), row = ROWS.find((r) => r.sweep === sweep && r.arm === label), scores = [["auc", "AUC"], ["final_accuracy", "final"], ["final_accuracy_rollout", "as rolled"], ["reward_last", "reward"], ["k3_max", "max k3"]];
   return [
     row ? text("p", [`${row.status}; verdict against ${row.control || "no control"}: `, text("span", row.verdict, { class: "badge " + row.verdict.split(" ")[0] }), row.reconstructed ? `; reconstructed: ${row.reconstructed}` : ""]) : "",
     grid(["run", "status", "seed", ...scores.map(([, heading]) => heading), "s"], runs.map((run) => [
@@ -71,7 +71,7 @@ function drawArm(data, sweep, label) {
       ...scores.map(([name]) => name === "k3_max" ? short(at(run, name)) : fixed(at(run, name))), run.time[data.stages.indexOf("total")] === null ? "–" : run.time[data.stages.indexOf("total")].toFixed(0)]), 2),
     text("h3", "Curves"), curvesOf(data, [...controlRuns(data, row), ...runs.map((run) => [run, `seed ${run.seed}${run.base_seed === run.seed ? "" : `, base ${run.base_seed}`}`])]),
     text("h3", "Settings that differ from the sweep's first arm"),
-    pairs(Object.entries(data.settings[data.arms.indexOf(label)]).map(([k, v]) => [k, text("code", JSON.stringify(v))])),
+    pairs([...Object.entries(data.settings[place]).map(([k, v]) => [k, text("code", JSON.stringify(v))]), ...data.absent[place].map((k) => [k, "not set here"])]),
   ];
 }
 function drawDetail(s) {
@@ -109,7 +109,7 @@ document.querySelectorAll("nav a, a.skip").forEach((link) => link.addEventListen
   const section = document.querySelector(link.getAttribute("href"));
   section.scrollIntoView(); section.setAttribute("tabindex", "-1"); section.focus({ preventScroll: true });
 }));
-$("summary").textContent = `${DATA.sweeps.length} sweeps, ${ROWS.length} arms, ${ROWS.reduce((sum, r) => sum + r.n, 0)} runs. Every number comes from a result file; nothing is loaded from a network.`;
+$("summary").textContent = `${DATA.sweeps.length} ${DATA.sweeps.length === 1 ? "sweep" : "sweeps"}, ${ROWS.length} arms, ${ROWS.reduce((sum, r) => sum + r.n, 0)} runs. Every number comes from a result file; nothing is loaded from a network.`;
 $("text-list").replaceChildren(...DATA.documents.map((doc) => { const box = text("details", text("summary", doc.title)), body = text("div", [], { class: "body" }); body.innerHTML = doc.html; box.append(body); return box; }));
 if (!DATA.documents.length) $("text-list").append(text("p", "None yet: lowbit claims, lowbit search NAME", { class: "soft" }));
 draw();

@@ -16,6 +16,7 @@ import numpy as np
 from harness.records.arms import setting
 from harness.records.run_result import RunResult, TaskEvalRecord
 from harness.viewers.site.board import number
+from harness.viewers.tracking.facts import questions_of, spread_steps
 
 SUMMARY = (
     "base_accuracy", "auc", "final_accuracy", "auc_rollout", "final_accuracy_rollout", "reward_last", "k3_max",
@@ -83,16 +84,15 @@ def _task(record: TaskEvalRecord) -> list[Any]:
 
 def _run(run: RunResult, arm: int, pools: Mapping[str, Pool], series: Mapping[str, Sequence[float]]) -> list[Any]:
     passport, hashes = _passport(run, pools)
-    question = next((record.question_hash for record in run.evals), None)
     count = max(map(len, series.values()), default=0)
-    points = thinned(count, MAX_POINTS)
+    points = spread_steps(count, MAX_POINTS)
     by_step: dict[int, list[Any]] = {}
     for record in run.evals:
         by_step.setdefault(record.step, [None, None])[record.site == "rollout"] = number(record.accuracy)
     return [
         run.run_id, arm, run.seed, run.base_seed, run.status, run.reason, int(run.is_draft),
         pools["code"].place([run.commit, run.packages]), pools["machine"].place(run.hardware),
-        *(pools["hash"].place(value) for value in (run.hashes.get("model"), run.hashes.get("task"), question)),
+        *(pools["hash"].place(value) for value in (run.hashes.get("model"), run.hashes.get("task"), questions_of(run))),
         run.hashes.get("final"), run.started_at, run.num_steps, number(run.peak_memory_gib),
         number(run.tokens_per_s.get("rollout")), [number(run.summary.get(name)) for name in SUMMARY],
         [number(run.time_s.get(stage)) for stage in STAGES],
@@ -101,12 +101,6 @@ def _run(run: RunResult, arm: int, pools: Mapping[str, Pool], series: Mapping[st
         pools["method"].place(run.method.model_dump(mode="json")), pools["points"].place(points),
         [[_single(series[name][step - 1]) for step in points] if name in series else [] for name in CURVES],
     ]  # fmt: skip
-
-
-def thinned(count: int, most: int) -> list[int]:
-    """At most `most` of the steps 1 to `count`, evenly spaced and with the last."""
-    stride = max(1, -(-count // most))
-    return [step for step in range(1, count + 1) if (count - step) % stride == 0]
 
 
 def _single(value: float) -> float | int | None:

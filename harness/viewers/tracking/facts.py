@@ -163,14 +163,19 @@ def mean_evaluations(runs: Sequence[RunResult]) -> dict[tuple[str, int], float]:
 
 
 def chosen_steps(column: Sequence[Any], max_points: int | None) -> list[int]:
-    """At most `max_points` of the steps from 1, evenly spaced and with the last, and all without a bound; with one,
-    the last alone of what never changes."""
+    """The steps of a curve that are logged: all without a bound; with one `spread_steps`, and the last alone of what
+    never changes."""
     count = len(column)
     if max_points is None:
         return list(range(1, count + 1))
     if all(value == column[0] for value in column):
         return [count] if count else []
-    stride = max(1, math.ceil(count / max_points))
+    return spread_steps(count, max_points)
+
+
+def spread_steps(count: int, most: int) -> list[int]:
+    """At most `most` of the steps 1 to `count`, evenly spaced and with the last."""
+    stride = max(1, math.ceil(count / most))
     return [step for step in range(1, count + 1) if (count - step) % stride == 0]
 
 

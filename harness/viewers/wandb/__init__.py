@@ -7,6 +7,6 @@ The only import of wandb, an optional package (extra `wandb`). Runs are written 
 WANDB_PROJECT and WANDB_ENTITY name another place than the project `lowbit`.
 """
 
-from harness.viewers.wandb.tracker import WandbTracker, log_sweep, track
+from harness.viewers.wandb.tracker import WandbTracker, log_sweep
 
-__all__ = ["WandbTracker", "log_sweep", "track"]
+__all__ = ["WandbTracker", "log_sweep"]

@@ -144,15 +144,6 @@ class WandbRun:
         self.tracker.remember(self.cell.key)
 
 
-def track(results: Path, sweep: str) -> int:
-    """Log every cell of one sweep that W&B was not given yet: how many were new."""
-    tracker = WandbTracker(results)
-    try:
-        return log_sweep(tracker, results, sweep)
-    finally:
-        tracker.close()
-
-
 def log_sweep(tracker: WandbTracker, results: Path, sweep: str) -> int:
     """Log what is missing of one sweep; files that are no results are left alone."""
     folder = runs_folder(results, sweep)

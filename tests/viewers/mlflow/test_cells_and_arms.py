@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from harness.records.folder import saved_comparisons
-from harness.records.run_result import read_results
+from harness.records.run_result import read_results, write_result
 from harness.report.leaderboard import leaderboard
 from harness.viewers import mlflow
 from harness.viewers.mlflow import links
-from harness.viewers.trackers import log_all
+from harness.viewers.trackers import log_all, track
 from harness.viewers.tracking import facts
 from tests import result_factory as factory
 from tests.source_tree import ROOT
@@ -125,12 +125,12 @@ def test_saved_views_find_what_their_titles_say(results: Path) -> None:
 
 def test_again_changes_nothing_and_a_new_result_replaces_the_old(tmp_path: Path, empty_store: Path) -> None:
     results = new_results(tmp_path, empty_store, seeds=1)
-    assert mlflow.track(results, "quick") == 3
+    assert track(results, "quick", ("mlflow",)) == 3
     before = runs(results)
     assert log_all(results, "mlflow") == (0, True)
     assert {k: v[0].info for k, v in runs(results).items()}.keys() == before.keys()
     lost = add(results, seed=1, status="failed")
-    assert mlflow.track(results, "quick") == 1
+    assert track(results, "quick", ("mlflow",)) == 1
     assert runs(results)["bf16 bf16, seed 1"][0].info.status == "FAILED"
     assert runs(results)["bf16 bf16"][0].data.tags["status"] == "1 ok, 1 failed"
     won = add(results, seed=1)
@@ -162,7 +162,7 @@ def test_an_outage_in_the_middle_warns_once_and_is_made_up_for(
 
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "log_inputs", down)
-        assert mlflow.track(results, "quick") == 0
+        assert track(results, "quick", ("mlflow",)) == 0
     said = capsys.readouterr().err.splitlines()
     assert said == ["warning: MLflow is off, runs go on: the disk is full (later: lowbit results import)"]
     assert log_all(results, "mlflow") == (3, True)
@@ -171,15 +171,30 @@ def test_an_outage_in_the_middle_warns_once_and_is_made_up_for(
     )
 
 
-def test_a_store_that_is_not_there_only_warns(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_run_has_all_its_parameters(tmp_path: Path, empty_store: Path) -> None:
+    """MLflow takes 100 a request; a run on a GPU with a method of many knobs has more."""
+    results = new_results(tmp_path, empty_store, seeds=1)
+    result, series = factory.result("naive", "int4", **STEPS)
+    hardware = {f"part {i}": "x" for i in range(150)}
+    write_result(results / "runs" / "quick", result.model_copy(update={"hardware": hardware}), series)
+    assert track(results, "quick", ("mlflow",)) == 3
+    for name in ("naive int4, seed 0", "naive int4"):
+        (run,) = runs(results)[name]
+        assert len(run.data.params) > 150 and run.data.params["hardware.part 149"] == "x"
+
+
+def test_a_store_that_is_not_there_only_warns(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add(tmp_path)
     (tmp_path / "mlflow").mkdir()
     (tmp_path / "mlflow" / "mlflow.db").write_bytes(b"this is no database" * 100)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    for uri in (None, f"http://127.0.0.1:{port}", "nonsense://x"):
-        assert mlflow.track(tmp_path, "quick", uri) == 0
+    for uri in ("", f"http://127.0.0.1:{port}", "nonsense://x"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        assert track(tmp_path, "quick", ("mlflow",)) == 0
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("warning: MLflow is off, runs go on: ")
 

@@ -88,7 +88,7 @@ def test_the_sentence_names_the_fastest_that_equals_bf16(shown: list[dict[str, A
         counts[is_faster] += 1
         said = f"{name} with {correction}" if correction != "none" else name
         assert page["words"] == (
-            f"{said}: the fastest that equals BF16 rollouts on word problems, a step {step}."
+            f"{said}: the fastest that equals BF16 rollouts on word problems. Step: {step}."
             if is_faster else "bf16: no faster format is known that equals BF16 rollouts on word problems."
         )  # fmt: skip
     assert min(counts) > 0

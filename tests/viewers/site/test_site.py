@@ -24,7 +24,7 @@ from harness.report.leaderboard import leaderboard
 from harness.viewers.site import STAMP, board, compact, opening, pages, write_site
 from harness.viewers.site.board import number
 from harness.viewers.site.markdown import to_html
-from harness.viewers.site.runs import thinned
+from harness.viewers.tracking.facts import spread_steps
 from tests import arm_factory
 from tests import result_factory as factory
 from tests.viewers.browser import dom
@@ -168,7 +168,7 @@ def test_runs_have_their_curves(results: Path) -> None:
             wanted = [series[name][step - 1] for step in steps] if name in series else []
             assert curve == pytest.approx(wanted, rel=1e-3)
         assert run["curves"][0] and run["curves"][1]
-    assert [thinned(count, 3) for count in (0, 2, 7)] == [[], [1, 2], [1, 4, 7]]
+    assert [spread_steps(count, 3) for count in (0, 2, 7)] == [[], [1, 2], [1, 4, 7]]
 
 
 def test_a_packed_sweep_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,6 +269,16 @@ def test_a_browser_shows_a_passport(results: Path) -> None:
                   f"<td>{record.evals[0].accuracy:.3f}</td>", "base precision", record.commit):  # fmt: skip
         assert words in text
     assert f"results/runs/duel/{record.run_id}.json" in text
+
+
+def test_a_browser_shows_all_settings_in_which_an_arm_differs(tmp_path: Path) -> None:
+    for method in ("flashrl", "naive"):
+        write_result(tmp_path / "runs" / "duel", *factory.result(method, "int8", sweep="duel", **STEPS))
+    write_site(tmp_path)
+    text = dom(tmp_path, "#of=duel&arm=naive%20int8").partition("differ from the sweep's first arm</h3>")[2]
+    shown = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
+    assert shown["method"] == '<code>"naive"</code>' and shown["knobs.TIS.cap"] == "not set here"
+    assert '<p id="summary">1 sweep, 2 arms, 2 runs.' in dom(tmp_path, "#all")
 
 
 def test_a_browser_shows_evaluations_on_tasks(tmp_path: Path) -> None:

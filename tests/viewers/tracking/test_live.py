@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.records.run_result import RunResult, read_results
-from harness.viewers import mlflow, trackers
+from harness.viewers import trackers
 from harness.viewers.tracking import facts, live
 from harness.viewers.tracking.live import Live, Sampler
 from tests.viewers.cases import new_results, runs
@@ -86,7 +86,7 @@ def test_cells_are_logged_while_the_sweep_runs(
     assert run.data.tags["system_metrics"] == facts.LIVE and run.data.tags["trial"] == "7"
     assert run.data.metrics["system/cell_memory_mib"] > 64 and run.data.metrics["system/cell_threads"] >= 1
     assert 0 < run.data.metrics["system/system_memory_usage_percentage"] <= 100
-    assert mlflow.track(results, "quick") == 2
+    assert trackers.track(results, "quick", ("mlflow",)) == 2
     after = runs(results)
     assert after["flashrl int4, seed 0"][0].info.run_id == run.info.run_id
     assert after["flashrl int4"][0].info.run_id == found["flashrl int4 s n=8"][0].info.run_id

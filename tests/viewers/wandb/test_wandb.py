@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from harness.records.run_result import read_results
-from harness.viewers import trackers
 from harness.viewers import wandb as view
+from harness.viewers.trackers import log_all, track
 from harness.viewers.tracking.facts import Point
 from harness.viewers.tracking.tracker import log_cell
 from harness.viewers.wandb.tracker import QUIET
@@ -87,7 +87,7 @@ def offline(results: Path) -> dict[str, Path]:
 def test_a_cell_is_logged_completely_and_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result, series = factory.result("naive", "int4", **STEPS)
     add(tmp_path, "naive", "int4")
-    assert view.track(tmp_path, "quick") == 1
+    assert track(tmp_path, "quick", ("wandb",)) == 1
     ((identity, folder),) = offline(tmp_path).items()
     run = told(folder)
     assert run["run"].project == "lowbit" and run["run"].job_type == "quick" and run["run"].run_id == identity
@@ -106,19 +106,19 @@ def test_a_cell_is_logged_completely_and_once(tmp_path: Path, capfd: pytest.Capt
     assert run["summary"]["scores/auc"] == pytest.approx(result.summary["auc"])
     assert run["summary"]["time/update_s"] == 8.0 and not any("scores/auc" in row for row in run["rows"])
     assert {f"{result.run_id}.json", f"{result.run_id}.parquet"} <= run["files"]
-    assert view.track(tmp_path, "quick") == 0 and len(offline(tmp_path)) == 1
+    assert track(tmp_path, "quick", ("wandb",)) == 0 and len(offline(tmp_path)) == 1
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_new_record_is_a_new_run_and_a_failed_one_says_so(tmp_path: Path) -> None:
     lost = add(tmp_path, "naive", "int4", status="failed")
-    assert trackers.track(tmp_path, "quick", ("wandb",)) == 1
+    assert track(tmp_path, "quick", ("wandb",)) == 1
     (first,) = offline(tmp_path)
     assert told(offline(tmp_path)[first])["exit"] == 1
     won = add(tmp_path, "naive", "int4")
-    assert won.run_id == lost.run_id and trackers.log_all(tmp_path, "wandb")[0] == 1
+    assert won.run_id == lost.run_id and log_all(tmp_path, "wandb")[0] == 1
     (second,) = set(offline(tmp_path)) - {first}
-    assert told(offline(tmp_path)[second])["exit"] == 0 and trackers.log_all(tmp_path, "wandb")[0] == 0
+    assert told(offline(tmp_path)[second])["exit"] == 0 and log_all(tmp_path, "wandb")[0] == 0
 
 
 def test_a_group_is_an_arm_also_where_names_are_provisional(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_group_is_an_arm_also_where_names_are_provisional(tmp_path: Path) -> N
     first, *others = read_results(folder)
     assert log_cell(tracker, "quick", first, folder, samples=[Point("system/cell_threads", 3.0, 1767225601_000, 0)])
     tracker.close()
-    assert view.track(tmp_path, "quick") == len(others) == 3
+    assert track(tmp_path, "quick", ("wandb",)) == len(others) == 3
     groups: dict[str, list[float]] = {}
     for path in offline(tmp_path).values():
         run = told(path)
@@ -154,7 +154,7 @@ def test_wandb_dying_warns_once_and_is_made_up_for(tmp_path: Path, capfd: pytest
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("warning: W&B is off, runs go on: ")
     assert line.endswith(" (later: lowbit results import --tracking wandb)")
-    assert view.track(tmp_path, "quick") == 2 and view.track(tmp_path, "quick") == 0
+    assert track(tmp_path, "quick", ("wandb",)) == 2 and track(tmp_path, "quick", ("wandb",)) == 0
 
 
 def test_another_project_and_a_folder_that_cannot_be_written(
@@ -162,9 +162,9 @@ def test_another_project_and_a_folder_that_cannot_be_written(
 ) -> None:
     add(tmp_path, "naive", "int4")
     (tmp_path / "wandb").write_text("where its folder would be")
-    assert view.track(tmp_path, "quick") == 0
+    assert track(tmp_path, "quick", ("wandb",)) == 0
     assert capfd.readouterr().err.startswith("warning: W&B is off, runs go on: [Errno 17] File exists")
     (tmp_path / "wandb").unlink()
     monkeypatch.setenv("WANDB_PROJECT", "another")
-    assert view.track(tmp_path, "quick") == 1
+    assert track(tmp_path, "quick", ("wandb",)) == 1
     assert [told(path)["run"].project for path in offline(tmp_path).values()] == ["another"]
