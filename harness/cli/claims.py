@@ -47,10 +47,10 @@ def claims(
     `is_check` returns 1 where the page differs from what would be written. `path`: of the claims file. Raises
     ValueError for a faulty claims file, an unknown name or a damaged result.
     """
+    from harness.foundation.whole_file import write_atomic
     from harness.published.claims.page import detailed, judge_all, markdown, terminal
     from harness.published.claims.schema import CLAIMS, read_claims
     from harness.records.paths import claims_page
-    from harness.records.run_result import write_atomic
 
     known = read_claims(path or CLAIMS)
     if names:

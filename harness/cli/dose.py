@@ -94,8 +94,8 @@ def _predict(a: argparse.Namespace, found: Study) -> int:
 
 
 def _outcome(a: argparse.Namespace) -> int:
+    from harness.foundation.whole_file import write_atomic
     from harness.records.paths import tables_folder
-    from harness.records.run_result import write_atomic
     from harness.studies.dose.predictions import outcome_page, read_outcomes
 
     page = outcome_page(*read_outcomes(a.results, a.outcome))

@@ -11,10 +11,10 @@ from typing import Any
 from harness.cli.options import add_results, always
 from harness.cli.report import report
 from harness.foundation.did_you_mean import nearest
+from harness.foundation.whole_file import write_atomic
 from harness.published.figures import FIGURES, draw, missing
 from harness.records.folder import all_sweeps
 from harness.records.paths import figures_folder
-from harness.records.run_result import write_atomic
 
 NOTEBOOKS = Path("notebooks")
 TIMEOUT_S = 300

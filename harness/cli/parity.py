@@ -52,7 +52,7 @@ def run(a: argparse.Namespace) -> int:
 def report(results: Path, *, is_written: bool) -> int:
     """The table of every device with a record; written with its figure where asked to. Raises ValueError where there
     is no record."""
-    from harness.records.run_result import write_atomic
+    from harness.foundation.whole_file import write_atomic
     from harness.studies.parity import figure, record, table
 
     records = record.read(results)

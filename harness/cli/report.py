@@ -62,8 +62,9 @@ def report(name: str, results: Path, *, only: str | None = None) -> int:
 
 def main_table(name: str, results: Path) -> int:
     """The table of a README: printed, and written beside the others."""
+    from harness.foundation.whole_file import write_atomic
     from harness.records.looks import level_of
-    from harness.records.run_result import read_results, write_atomic
+    from harness.records.run_result import read_results
     from harness.report import main_table as made
 
     sweep = _available(name, results)

@@ -24,6 +24,7 @@ state_files.py      tensors and plain values on disk, written atomically, read w
 text_table.py       tables of plain text, as wide as the terminal
 time_stamp.py       time stamps of records
 visible_gpus.py     names of the GPUs that a process may use
+whole_file.py       files that appear whole or not at all
 whole_folder.py     folders that appear whole or not at all
 writable.py         whether a folder can be written, asked before the work
 """

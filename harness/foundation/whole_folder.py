@@ -21,7 +21,12 @@ def replacing(folder: Path) -> Iterator[Path]:
         yield scratch
         if folder.exists():
             folder.rename(old)
-        scratch.rename(folder)
+        try:
+            scratch.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.foundation.json_object import read_json_object
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 
 
 def write_json_rows(path: Path, record: Mapping[str, Any], rows: str, *, allow_nan: bool = False) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from harness.config.validation import in_words
+from harness.foundation.whole_file import write_atomic
 from harness.records.paths import looks_path
-from harness.records.run_result import Measured, Strict, write_atomic
+from harness.records.run_result import Measured, Strict
 from harness.records.stats.decisions import ALPHA
 from harness.records.stats.looks import level_per_look
 from harness.records.sweep_file import Until, purpose

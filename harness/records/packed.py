@@ -25,6 +25,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.config.validation import in_words
+from harness.foundation.whole_file import write_atomic
 from harness.records.paths import PURPOSE, packed_path, packed_paths, purpose_path, runs_folder, work_folder
 from harness.records.run_result import (
     RunResult,
@@ -32,7 +33,6 @@ from harness.records.run_result import (
     read_results,
     read_series,
     series_bytes,
-    write_atomic,
     write_result,
 )
 from harness.records.statuses import TO_RUN_AGAIN

@@ -9,10 +9,8 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -21,6 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from harness.config.validation import in_words
+from harness.foundation.whole_file import write_atomic
 from harness.records.statuses import FINISHED, Status
 
 Row = Mapping[str, float | Sequence[float]]
@@ -390,19 +389,3 @@ def series_bytes(series: Sequence[Row]) -> bytes:
     sink = io.BytesIO()
     pq.write_table(pa.table(columns), sink, compression="zstd", use_dictionary=False, write_statistics=False)
     return sink.getvalue()
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write beside, flush to disk, rename: a reader sees the old file or the new one, never a part of one."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise ValueError(f"{path}: cannot be written: {error.strerror or error}") from error

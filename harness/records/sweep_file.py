@@ -15,8 +15,8 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from harness.config.load import parse, read_yaml, to_json
 from harness.foundation.project_files import SWEEPS
+from harness.foundation.whole_file import write_atomic
 from harness.records.paths import purpose_path
-from harness.records.run_result import write_atomic
 from harness.records.stats.verdicts import MIN_SEEDS
 
 RECIPE = "paper_"

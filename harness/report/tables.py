@@ -13,9 +13,10 @@ import pandas as pd
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.number_cell import number_cell, with_interval
 from harness.foundation.text_table import text_table
+from harness.foundation.whole_file import write_atomic
 from harness.records import stats
 from harness.records.arms import arm_labels, group_arms, label
-from harness.records.run_result import RunResult, base_names, write_atomic
+from harness.records.run_result import RunResult, base_names
 from harness.records.statuses import STATUSES
 from harness.records.sweep_file import BASELINES, ENDPOINTS, Expectation
 from harness.report import collapse_times, failures, task_scores

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 from harness.tasks import Item, Task
 from harness.tasks.text_tokens import TextTask, response_text
 

@@ -32,3 +32,12 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
         (scratch / "half").write_text("2")
         raise OSError("full")
     assert names(tmp_path) == ["model", "model/a"]
+
+
+def test_what_was_there_comes_back_where_the_new_one_cannot_take_its_place(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "a").write_text("1")
+    with pytest.raises(FileNotFoundError), replacing(folder) as scratch:
+        scratch.rmdir()
+    assert names(tmp_path) == ["model", "model/a"]

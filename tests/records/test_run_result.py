@@ -14,7 +14,6 @@ import torch
 from pydantic import ValidationError
 
 from harness.cli.passport import find_run
-from harness.records import run_result
 from harness.records.run_result import (
     EvalRecord,
     RunResult,
@@ -171,7 +170,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_result.os, "fsync", full)
+    monkeypatch.setattr("harness.foundation.whole_file.os.fsync", full)
     with pytest.raises(ValueError, match=r"a1\.parquet: cannot be written: No space left on device"):
         write_result(tmp_path, minimal(num_steps=2), [{"a": 2.0}])
     assert path.read_bytes() == before

@@ -24,9 +24,9 @@ import numpy as np
 from harness.devtools.bench import base_worlds, look_worlds, runner, verdict_worlds
 from harness.devtools.bench.coverage_figure import INTERVALS, draw
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.whole_file import write_atomic
 from harness.records import stats
 from harness.records.paths import figures_folder, tables_folder
-from harness.records.run_result import write_atomic
 from harness.records.stats import Floats
 from harness.records.stats.improvement import wins
 from harness.report.plots.profiles import profile

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from harness.foundation.text_table import text_table
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 
 _PACKAGE = "harness.devtools.bench"
 PROGRAM = f"python -m {_PACKAGE}"

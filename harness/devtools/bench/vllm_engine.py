@@ -25,7 +25,7 @@ from harness.devtools.bench.runner import add_device_and_out, check_positive, sa
 from harness.foundation.own_process import code_path, exit_code, module_command
 from harness.foundation.process_log import last_words
 from harness.foundation.provenance import commit, cpu_name, packages
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 from harness.studies.throughput.shapes import plan_of, shape_of
 
 FORMATS = {"cuda": ("fp8_block", "fp8_channel", "int8", "bf16"), "cpu": ("bf16",)}

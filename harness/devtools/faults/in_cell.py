@@ -19,6 +19,7 @@ from harness.devtools.faults.damage import BALLAST, damage
 from harness.devtools.faults.injector import Injector
 from harness.devtools.faults.journal import VOLUME, was_injected
 from harness.foundation.state_files import save_state
+from harness.foundation.whole_file import write_atomic
 from harness.records import run_result
 from harness.records.run_result import Row, RunResult
 from harness.run.cell import Stages
@@ -74,7 +75,7 @@ def stages(injector: Injector) -> Stages:
             if injector.due(("kill",), ("half",)):
                 path.with_name(path.name + ".tmp").write_bytes(data[:HALF])
                 os.kill(os.getpid(), signal.SIGKILL)
-        run_result.write_atomic(path, data)
+        write_atomic(path, data)
 
     return Stages(build=build, train=train, save_state=save_state, write_result=write_result)
 

@@ -17,8 +17,8 @@ from harness.devtools.faults.open_round import Settings
 from harness.devtools.faults.outcome import OUTCOMES, summary, totals
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.provenance import commit, cpu_name
+from harness.foundation.whole_file import write_atomic
 from harness.records.paths import figures_folder, tables_folder
-from harness.records.run_result import write_atomic
 from harness.report.plots.save import save_png
 from harness.report.plots.style import INK
 

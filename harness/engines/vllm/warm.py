@@ -132,7 +132,7 @@ def _multiply(task: tuple[Shape, list[int]]) -> int:
 
 def _stamp(shapes: Iterable[Shape], most: int) -> None:
     """Add to the file what was warmed; a stamp of another GPU or vLLM is replaced."""
-    from harness.records.run_result import write_atomic
+    from harness.foundation.whole_file import write_atomic
 
     path, here = cache_folder() / STAMP, _here()
     held = _read(path)

@@ -10,8 +10,8 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
+from harness.foundation.whole_file import write_atomic
 from harness.published.figures.estimates import bracketed
-from harness.records.run_result import write_atomic
 from harness.report.plots.save import image
 from harness.report.plots.style import STYLE
 

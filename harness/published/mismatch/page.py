@@ -12,10 +12,10 @@ import pandas as pd
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.span import span
 from harness.foundation.text_table import text_table
+from harness.foundation.whole_file import write_atomic
 from harness.published.mismatch.figure import draw
 from harness.published.mismatch.ours import CERTAIN, Measured, Row, pooled, rows_of
 from harness.published.mismatch.values import Published
-from harness.records.run_result import write_atomic
 
 REAL = "vllm"
 WORDS = "wordmath"

@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 from harness.report.plots.style import STYLE
 
 DATELESS: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}

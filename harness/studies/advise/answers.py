@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 from harness.studies.advise.accuracy import CORRECTIONS, NONE, STANDINGS, Accuracy, Table, accuracy, control
 from harness.studies.advise.question import DEPLOY, FORMATS, Question, given_mismatch
 from harness.studies.advise.report import header, speed_words

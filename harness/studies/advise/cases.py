@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.foundation.markdown_table import markdown_table
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 from harness.studies.advise.accuracy import Table
 from harness.studies.advise.question import DEPLOY, FORMATS, Question
 from harness.studies.advise.recipes import advise

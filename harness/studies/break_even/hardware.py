@@ -15,8 +15,8 @@ from pathlib import Path
 
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.whole_file import write_atomic
 from harness.records.paths import figures_folder, tables_folder
-from harness.records.run_result import write_atomic
 from harness.studies.break_even.answer import Answer, crossings_of
 from harness.studies.break_even.costs import StepCost
 from harness.studies.break_even.figure import draw

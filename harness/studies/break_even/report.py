@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.whole_file import write_atomic
 from harness.records.arms import Arm, group_arms, label, rank
-from harness.records.run_result import RunResult, write_atomic
+from harness.records.run_result import RunResult
 from harness.report.plots.style import style_name
 from harness.studies.break_even.answer import Answer, Crossing, crossings_of
 from harness.studies.break_even.costs import StepCost, commonest_machine, emulates, machine, num_sharing, step_cost

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.progress_bar import progress_bar
+from harness.foundation.whole_file import write_atomic
 from harness.records.paths import tables_folder
-from harness.records.run_result import write_atomic
 from harness.studies.capacity import check
 from harness.studies.capacity.fastest import fastest
 from harness.studies.capacity.memory import LORA_RANK, USABLE_GIB

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.number_cell import number_cell, with_interval
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 from harness.records.stats import LEVEL, MIN_CLUSTERS
 from harness.studies.dose.beyond import Addition
 from harness.studies.dose.curve import Bin

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.number_cell import number_cell, with_interval
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 from harness.studies.early_warning.alarms import BASE, REWARD_DROP, SMOOTH, Trace
 from harness.studies.early_warning.collapse import FALL, LOSS, WINDOW
 from harness.studies.early_warning.scores import MIN_HEALTHY, RATE, SLOW, Score, by_reward, score_all, within_format

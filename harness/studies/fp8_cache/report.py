@@ -9,7 +9,7 @@ from typing import Any
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.span import span
 from harness.foundation.text_table import text_table
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 from harness.studies.fp8_cache.figure import draw
 from harness.studies.fp8_cache.record import Record
 

@@ -10,11 +10,11 @@ from harness.foundation import provenance
 from harness.foundation.digits import significant
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.text_table import text_table
+from harness.foundation.whole_file import write_atomic
 from harness.foundation.writable import check_writable
 from harness.models.checkpoint import content_hash
 from harness.records.json_rows import read_json_records, write_json_rows
 from harness.records.paths import layers_folder
-from harness.records.run_result import write_atomic
 from harness.run.checks import check
 from harness.studies.fp8_cache.answers import policy_of
 from harness.studies.layers.study import ALL, REST, Tell, compare

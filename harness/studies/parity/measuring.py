@@ -16,9 +16,9 @@ from harness.config.load import load
 from harness.config.schema import Launch
 from harness.foundation import provenance
 from harness.foundation.seeds import stable_seed
+from harness.foundation.whole_file import write_atomic
 from harness.models.checkpoint import content_hash, load_decoder, save_decoder
 from harness.records.paths import passports_folder
-from harness.records.run_result import write_atomic
 from harness.start.prepare import start_of, task_of
 from harness.studies.parity import record
 from harness.studies.parity.driver import row_of, run

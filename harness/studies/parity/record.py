@@ -8,8 +8,8 @@ from typing import Any
 
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.json_object import read_json_object
+from harness.foundation.whole_file import write_atomic
 from harness.records.paths import parity_folder
-from harness.records.run_result import write_atomic
 
 Record = dict[str, Any]
 FORMATS: dict[str, tuple[str, str | None, str | None]] = {

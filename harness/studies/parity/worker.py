@@ -19,10 +19,10 @@ from torch import Tensor
 
 from harness.api import Plan
 from harness.engines.embedded.engine import EmbeddedEngine
+from harness.foundation.whole_file import write_atomic
 from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named, format_or_none
-from harness.records.run_result import write_atomic
 from harness.studies.parity.scoring import decoder_logp, engine_logp
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.number_cell import number_cell
 from harness.foundation.text_table import text_table
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 from harness.studies.probe.figure import draw
 from harness.studies.probe.record import FLOOR, Record
 

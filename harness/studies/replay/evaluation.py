@@ -20,9 +20,9 @@ from harness.config.load import parse
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.digits import significant
 from harness.foundation.seeds import stable_seed
+from harness.foundation.whole_file import write_atomic
 from harness.objective.loss import MODES
 from harness.objective.mismatch import ENTROPY_EDGES
-from harness.records.run_result import write_atomic
 from harness.run.build import build
 from harness.studies.replay.arms import Arm, arms_of, pull
 from harness.studies.replay.gradients import chunks, current_logp, gradients, move, pulls_of

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from harness.api import Sequences, Step, TokenBatch
 from harness.foundation.json_object import read_json_object
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 
 REFERENCE, CONTROL, POLICY = "reference", "control", "policy"
 """Names of files that are no format: exact sampler, exact sampler with other random numbers, weights."""

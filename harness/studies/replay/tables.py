@@ -11,8 +11,8 @@ import pandas as pd
 
 from harness.foundation.json_object import read_json_object
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.whole_file import write_atomic
 from harness.objective.mismatch import ENTROPY_EDGES
-from harness.records.run_result import write_atomic
 from harness.studies.replay.evaluation import LENGTH_EDGES
 from harness.studies.replay.store import CONTROL
 

@@ -16,8 +16,9 @@ from harness.config.load import run_id
 from harness.config.schema import Launch
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.number_cell import with_interval
+from harness.foundation.whole_file import write_atomic
 from harness.records.paths import searches_folder, tables_folder
-from harness.records.run_result import RunResult, write_atomic
+from harness.records.run_result import RunResult
 from harness.records.stats import further_seeds, paired, verdict
 from harness.studies.search.confirm import (
     Contender,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.foundation.json_object import read_json_object
+from harness.foundation.whole_file import write_atomic
 from harness.records.paths import throughput_folder
-from harness.records.run_result import write_atomic
 from harness.studies.throughput.plan import EngineSpec, Sweep, engine_specs
 
 Record = dict[str, Any]

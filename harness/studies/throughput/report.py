@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.foundation.whole_file import write_atomic
 from harness.records.paths import figures_folder, tables_folder
-from harness.records.run_result import write_atomic
 from harness.studies.throughput import tables
 from harness.studies.throughput.map_cells import Records, measured
 from harness.studies.throughput.plan import Sweep, missing

@@ -22,7 +22,8 @@ from harness.foundation import life
 from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import tail
 from harness.foundation.visible_gpus import visible_gpus
-from harness.records.run_result import RunResult, read_result, write_atomic
+from harness.foundation.whole_file import write_atomic
+from harness.records.run_result import RunResult, read_result
 from harness.records.statuses import FINISHED
 from harness.run.cell import record, record_path, work_folder, write
 from harness.sweep.launchers.deaths import OUT_OF_MEMORY, ending, oom_kills

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.config.load import run_id
+from harness.foundation.whole_file import write_atomic
 from harness.records.paths import bases_folder, rollouts_path
-from harness.records.run_result import RunResult, write_atomic
+from harness.records.run_result import RunResult
 from harness.run.cell import record_path, work_folder
 from harness.sweep.launchers.job import Job
 from harness.sweep.launchers.local import run_cells

@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.config.load import run_id
+from harness.foundation.whole_file import write_atomic
 from harness.records.paths import bases_folder, rollouts_path
-from harness.records.run_result import RunResult, write_atomic
+from harness.records.run_result import RunResult
 from harness.run.cell import record, record_path, work_folder
 from harness.start.base_model import read_record
 from harness.sweep.launchers.deaths import REQUESTED

@@ -13,7 +13,7 @@ from typing import Any
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
 
 from harness.api import Step
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 from harness.trainers.verl.job import current_job, current_method, own_socket
 from harness.trainers.verl.past import Stream
 

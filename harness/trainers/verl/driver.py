@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.records.run_result import write_atomic
+from harness.foundation.whole_file import write_atomic
 from harness.trainers.verl.job import GRACE_S, VerlJob, composed_of, current_job, read_job
 from harness.trainers.verl.outcome import outcome
 from harness.trainers.verl.settings import build_of, environment, merged, verl_settings

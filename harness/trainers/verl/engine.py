@@ -37,12 +37,12 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from harness.api import Sequences
 from harness.foundation.state_files import load_state, save_state
+from harness.foundation.whole_file import write_atomic
 from harness.foundation.whole_folder import replacing
 from harness.models.adapters import named_weights
 from harness.models.decoder import Decoder, rope_tables
 from harness.models.shards import write_shards
 from harness.objective.loss import count_totals
-from harness.records.run_result import write_atomic
 from harness.trainers.at_rest import frozen_in_bf16
 from harness.trainers.local.forward import Thrift, forward, prepared
 from harness.trainers.local.policy import computing, is_loss_scaled

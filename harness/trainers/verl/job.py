@@ -19,9 +19,9 @@ from harness.config.load import parse, to_json
 from harness.config.resolve import fixed_algo
 from harness.config.schema import AlgoConfig, Launch, RunConfig
 from harness.foundation.provenance import text_hash
+from harness.foundation.whole_file import write_atomic
 from harness.models.checkpoint import load_config
 from harness.models.decoder import DecoderConfig
-from harness.records.run_result import write_atomic
 
 JOB = "LOWBIT_VERL_JOB"
 """Environment variable with the path of job.json."""

@@ -29,9 +29,10 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from harness.api import Step, TokenBatch
 from harness.config.compose import has_hook
+from harness.foundation.whole_file import write_atomic
 from harness.objective.advantage import shaped
 from harness.objective.mismatch import batch_mismatch, correction_metrics
-from harness.records.run_result import EvalRecord, TaskEvalRecord, write_atomic
+from harness.records.run_result import EvalRecord, TaskEvalRecord
 from harness.start.prepare import evaluation_tasks, task_of
 from harness.tasks.prompt_order import prompt_indices
 from harness.trainers.checkpoint_clock import CheckpointClock

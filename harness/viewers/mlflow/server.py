@@ -16,11 +16,11 @@ from harness.foundation.did_you_mean import nearest
 from harness.foundation.local_port import check_port
 from harness.foundation.own_process import module_command
 from harness.foundation.progress_bar import progress_bar
+from harness.foundation.whole_file import write_atomic
 from harness.foundation.writable import check_writable
 from harness.records.folder import Comparison, readable, saved_comparisons, sweeps_in
 from harness.records.looks import level_of
 from harness.records.paths import mlflow_folder, runs_folder
-from harness.records.run_result import write_atomic
 from harness.records.sweep_file import purpose
 from harness.viewers.mlflow import links
 from harness.viewers.mlflow.rebuild import log_arms, log_sweep

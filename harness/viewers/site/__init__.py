@@ -31,9 +31,9 @@ from tqdm import tqdm
 from harness.foundation.json_object import read_json_object
 from harness.foundation.progress_bar import progress_bar
 from harness.foundation.provenance import commit
+from harness.foundation.whole_file import write_atomic
 from harness.records.folder import all_sweeps, check_sweep, series_of
 from harness.records.paths import figures_folder, site_folder, tables_folder
-from harness.records.run_result import write_atomic
 from harness.studies.advise import answers
 from harness.studies.advise.accuracy import SWEEP as MAIN
 from harness.viewers.site.board import short_problems, sweep_entry

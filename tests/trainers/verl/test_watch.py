@@ -12,8 +12,8 @@ from harness.config.load import load
 from harness.config.resolve import resolve
 from harness.config.schema import Launch
 from harness.foundation import provenance
+from harness.foundation.whole_file import write_atomic
 from harness.models.checkpoint import read_tensors
-from harness.records.run_result import write_atomic
 from harness.run.policies import save_hf, save_quantized
 from harness.start.base_training import Unfinished
 from harness.start.prepare import start_of
