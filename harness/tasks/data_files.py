@@ -61,7 +61,7 @@ def read_rows(
     distinct = None if once is None else columns[once]
     for file in files:
         is_parquet = file.suffix == ".parquet"  # its reader leaves repetitions out itself
-        read = _json_lines if file.suffix == ".jsonl" else _json_list
+        read = _json_list if file.suffix == ".json" and _is_list(file) else _json_lines
         for number, row in _parquet(file, columns, distinct, seen) if is_parquet else read(file):
             place = f"data file {file} row {number}"
             values = {key: _first(row, names, place) for key, names in columns.items()}
@@ -111,6 +111,15 @@ def _parquet(
                 number += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"data file {file} is not readable parquet: {str(error).splitlines()[0]}") from error
+
+
+def _is_list(file: Path) -> bool:
+    """True where the first sign of a .json file opens a list; JSON lines are published under this name, too."""
+    try:
+        with file.open(encoding="utf-8-sig") as handle:
+            return next(filter(str.strip, handle), "[").lstrip().startswith("[")
+    except (OSError, UnicodeDecodeError):  # which the reader tells
+        return True
 
 
 def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:

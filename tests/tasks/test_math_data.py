@@ -377,11 +377,12 @@ def test_further_sets_are_read_in_their_publishers_columns(model, tmp_path, name
     task = build(name, model, path, template="{question}")
     questions = [*task.questions["train"], *task.questions["eval"]]
     assert [(q.messages[0]["content"], q.reference) for q in questions] == [("Q1?", reference)]
-    if name == "deepscaler":  # its publisher has one JSON list
+    if name == "deepscaler":  # its publisher has one JSON list; others have JSON lines under this name
         listed = tmp_path / "deepscaler.json"
-        listed.write_text(json.dumps([row, row]))
-        again = build(name, model, listed, template="{question}")
-        assert [q.reference for split in again.questions.values() for q in split] == ["9"]
+        for text in (json.dumps([row, row]), "\n" + json.dumps(row) + "\n" + json.dumps(row)):
+            listed.write_text(text)
+            again = build(name, model, listed, template="{question}")
+            assert [q.reference for split in again.questions.values() for q in split] == ["9"]
 
 
 def test_columns_in_verls_form_and_wrong_ones(model, tmp_path):
