@@ -24,6 +24,9 @@
     extension.py   a push inside a vLLM worker
     agent.py       prompts and rewards of our tasks
 
-The upper part imports without verl; the rest runs inside its processes. Left out: Megatron and
-asynchronous modes.
+The upper part imports without verl; the rest runs inside its processes. Left out: Megatron, and verl's asynchronous
+modes, which 0.9.1 does not have stable: `one_step_off_policy` and `fully_async_policy` stand in `verl.experimental`;
+`separate_async` stops at its start without replicas on the trainer's GPUs (its `logger.info(..., flush=True)` raises
+TypeError) and sends weights past the rollout's update, where our parts transform them; `colocate_async` aborts
+unfinished answers at every push and goes on with the new weights, so a response has tokens of several versions.
 """
