@@ -23,7 +23,7 @@ EXPECTED = {
     "float_": "a number is expected",
     "bool_": "true or false is expected",
     "string_type": "text is expected",
-    "string_too_short": "a file or folder is expected",
+    "string_too_short": "some text is expected",
     "string_pattern": "a plain name is expected: letters, digits, '_', '-', '.', '+', spaces",
     "too_long": "fewer values are expected",
     "tuple_type": "a list is expected, such as [a,b]",

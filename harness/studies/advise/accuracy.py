@@ -45,7 +45,7 @@ class Table:
     prefix: str
     """Prefix of the columns that count: empty for the BF16 policy, "deployed_" for the policy in the rollout format."""
     tokens: Mapping[int, int]
-    """Problem size -> tokens of an answer, two digits."""
+    """Problem size -> tokens of an answer, to 20."""
     rows: Mapping[tuple[str, str, int], Mapping[str, Any]]
     """(method, precision, problem size) -> row."""
     k3: Mapping[str, tuple[float, float]]
@@ -89,7 +89,7 @@ def read_tables(results: Path) -> dict[str, Table]:
     return {
         deploy: Table(
             prefix=prefix,
-            tokens={n: round(float(f"{tokens[n]:.2g}")) for n in sizes},
+            tokens={n: 20 * round(tokens[n] / 20) for n in sizes},
             rows=rows,
             k3=spans,
         )

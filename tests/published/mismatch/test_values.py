@@ -31,7 +31,7 @@ def test_the_file_says_what_its_sources_say() -> None:
         ),
         (
             "{model: a, formats: [bf16], unit: token, low: 1, high: 2, source: '', place: p, read: text}",
-            "values.0.source='': string should have at least 1 character",
+            "values.0.source='': some text is expected",
         ),
         (
             "{model: a, formats: [bf16], unit: token, low: 1, high: 2, place: p, read: text}",

@@ -12,7 +12,7 @@ from tests.studies.advise.made import RESULTS, question, tables, write_tables
 
 def test_the_evidence_has_its_lengths_and_the_range_of_k3_of_its_own_bases() -> None:
     found = tables()
-    assert set(found) == {"bf16", "rollout"} and found["bf16"].tokens == {10: 240, 30: 730}
+    assert set(found) == {"bf16", "rollout"} and found["bf16"].tokens == {10: 240, 30: 740}
     assert found["bf16"].k3["int8"] == (pytest.approx(1e-4 / 30), pytest.approx(2e-4))
     assert found["bf16"].k3["bf16"] == (8e-6, 3e-5) and "nvfp4" not in found["bf16"].k3
 
@@ -47,7 +47,7 @@ def test_a_mismatch_beyond_that_of_the_bases_is_told_where_no_loss_is_known() ->
     assert accuracy(tables()["bf16"], question(1.0), "nvfp4", "none").standing == "undecided"
     assert beyond.k3 == "3e-6 to 2e-4" and beyond.words == (
         "240 tokens: -0.010 [-0.02, +0.01] (flashrl, 6 runs, collapsed 0 of 6: at most 39 %); "
-        "730 tokens: -0.010 [-0.02, +0.01] (flashrl, 6 runs, collapsed 0 of 6: at most 39 %); "
+        "740 tokens: -0.010 [-0.02, +0.01] (flashrl, 6 runs, collapsed 0 of 6: at most 39 %); "
         "k3 0.00021 (made), those bases have 3e-6 to 2e-4"
     )
 
@@ -55,7 +55,7 @@ def test_a_mismatch_beyond_that_of_the_bases_is_told_where_no_loss_is_known() ->
 def test_without_a_mismatch_the_probe_is_named() -> None:
     found = accuracy(tables()["bf16"], question(), "nvfp4", "TIS")
     assert found.k3 == "-" and found.words == (
-        "240 tokens: not run; 730 tokens: not run; no k3 is given for nvfp4; lowbit probe measures it"
+        "240 tokens: not run; 740 tokens: not run; no k3 is given for nvfp4; lowbit probe measures it"
     )
 
 
