@@ -85,8 +85,9 @@ class Wordmath:
             ("vocab_size", self.vocab_size, SIZES if self.layout == "ordered" else SIZES[1:]),
         ):  # fmt: skip
             if value not in valid:
-                made = "; models with it: words_s (160), words_10m (512)" if option == "vocab_size" else ""
-                raise ValueError(f"task 'wordmath': {option}={value!r}: valid: {', '.join(map(str, valid))}{made}")
+                models = {160: " (model=words_s)", 512: " (model=words_10m)"} if option == "vocab_size" else {}
+                shown = ", ".join(f"{choice}{models.get(choice, '')}" for choice in valid)
+                raise ValueError(f"task 'wordmath': {option}={value!r}: valid: {shown}")
         is_shuffled = self.layout == "shuffled"
         check_integer(self.name, "n", self.n, LENGTHS if is_shuffled else ORDERED_LENGTHS)
         if self.distractors is not None:

@@ -115,7 +115,7 @@ RUN = (
     ("model.path=nowhere", "model.path=nowhere: a folder needs model=hf beside it; add it"),
     ("model=hf model.path=nowhere", "model.path=nowhere: no such folder"),
     (f"model=hf model.path={HOME / 'README.md'}", "README.md: is a file, no model folder"),
-    ("task=wordmath", "vocab_size=32: valid: 512; models with it: words_s (160), words_10m (512)\n"),
+    ("task=wordmath", "vocab_size=32: valid: 512 (model=words_10m)\n"),
     ("method=FLASHRL", "method=FLASHRL: unknown; nearest: flashrl, "),
     ("method=tis", "method=tis: unknown; nearest: mis, bf16_tis, k3_rs_tis; TIS alone is method=flashrl"),
     ("numerics_version=99", "numerics_version=99: follows from the code and cannot be set"),

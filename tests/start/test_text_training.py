@@ -436,5 +436,5 @@ def test_a_run_names_its_text_base(tmp_path):
         check_data(load(["task=sort", "base.average=0.1"]))
     with pytest.raises(ValueError, match=r"base.batch_tokens=32768: .* valid: 0, as in base=default"):
         check_data(load(["task=sort", "base=text"]))
-    with pytest.raises(ValueError, match="vocab_size=32: valid: 160, 512"):
+    with pytest.raises(ValueError, match=r"vocab_size=32: valid: 160 \(model=words_s\), 512 \(model=words_10m\)"):
         base_folder(load(["base=text_small", "task=wordmath_ordered"]), Launch(results=str(tmp_path)))

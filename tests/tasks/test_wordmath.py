@@ -234,8 +234,11 @@ def test_content_hash_follows_what_is_asked():
         ({"n": 11, "layout": "ordered"}, "n=11 is not an integer from 2 to 10"),
         ({"layout": "sorted"}, "layout='sorted': valid: shuffled, ordered"),
         ({"reward": "paths"}, "reward='paths': valid: answer, path"),
-        ({"vocab_size": 160}, "vocab_size=160: valid: 512"),
-        ({"n": 4, "layout": "ordered", "vocab_size": 32}, "vocab_size=32: valid: 160, 512"),
+        ({"vocab_size": 160}, r"vocab_size=160: valid: 512 \(model=words_10m\)"),
+        (
+            {"n": 4, "layout": "ordered", "vocab_size": 32},
+            r"vocab_size=32: valid: 160 \(model=words_s\), 512 \(model=words_10m\)",
+        ),
         ({"n": 4, "layout": "ordered", "num_names": 3}, "num_names=3 is not an integer from 4 to 349"),
         ({"n": 4, "distractors": 5}, "distractors=5 is not an integer from 0 to 4"),
         ({"n": "x"}, "task 'wordmath': n='x' is not an integer from 2 to 75"),
