@@ -15,6 +15,7 @@ from harness.foundation.writable import check_writable
 if TYPE_CHECKING:
     from harness.config.schema import RunConfig
     from harness.records.run_result import RunResult, TaskEvalRecord
+    from harness.trainers.task_evaluation import Asked
 
 LEGEND = """\
 One row per score: mean over the questions with Wilson's interval over them (95 %). avg@k: share of right samples.
@@ -55,16 +56,16 @@ def _is_folder(words: str) -> bool:
 
 def _of_folder(folder: Path, overrides: Sequence[str], results: Path) -> list[TaskEvalRecord]:
     """Evaluate a model folder and keep the records apart from any run."""
-    config = _config_of_folder(folder, overrides)
+    config, ones = _config_of_folder(folder, overrides)
     check_writable(results, "--results")
-    records = _asked(config, folder, 0)
+    records = _asked(config, folder, ones, 0)
     _keep(results, folder.resolve().name, config, records)
     return records
 
 
-def _config_of_folder(folder: Path, overrides: Sequence[str]) -> RunConfig:
-    """The configuration of a model folder. Raises ValueError for a bad folder or override, and for what cannot be asked
-    here."""
+def _config_of_folder(folder: Path, overrides: Sequence[str]) -> tuple[RunConfig, list[Asked]]:
+    """(configuration of a model folder, what is asked). Raises ValueError for a bad folder or override, and for what
+    cannot be asked here."""
     from harness.config.load import load, of_folder
     from harness.config.resolve import resolve
     from harness.models.checkpoint import check_folder, content_hash
@@ -74,8 +75,7 @@ def _config_of_folder(folder: Path, overrides: Sequence[str]) -> RunConfig:
     check_untrained(overrides)
     check_named_folder(overrides)
     config = resolve(load([*of_folder(folder), *overrides]), lambda path: content_hash(Path(path)))
-    questions(config, folder)
-    return config
+    return config, questions(config, folder)
 
 
 def _keep(results: Path, name: str, config: RunConfig, records: Sequence[TaskEvalRecord]) -> None:
@@ -98,9 +98,9 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
     from harness.records.paths import record_path, runs_folder
     from harness.records.policies import step_of
 
-    found, folder, config = _config_of_run(words, overrides, results)
+    found, folder, config, ones = _config_of_run(words, overrides, results)
     check_writable(results, "--results")
-    records = _asked(config, folder, step_of(folder))
+    records = _asked(config, folder, ones, step_of(folder))
     if overrides:
         _keep(results, f"{found.run_id}-{folder.name}", config, records)
         return records
@@ -110,9 +110,11 @@ def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEva
     return records
 
 
-def _config_of_run(words: str, overrides: Sequence[str], results: Path) -> tuple[RunResult, Path, RunConfig]:
-    """(run, its last saved policy, configuration with the evaluations that are asked). Raises ValueError where there is
-    none, for an override of anything else, and for what cannot be asked here."""
+def _config_of_run(
+    words: str, overrides: Sequence[str], results: Path
+) -> tuple[RunResult, Path, RunConfig, list[Asked]]:
+    """(run, its last saved policy, configuration with the evaluations that are asked, these). Raises ValueError where
+    there is none, for an override of anything else, and for what cannot be asked here."""
     from dataclasses import replace
 
     from harness.cli.passport import find_run
@@ -129,8 +131,7 @@ def _config_of_run(words: str, overrides: Sequence[str], results: Path) -> tuple
         raise ValueError(f"{other}: of a run only evaluations=[...] can be set; its own settings stand")
     if overrides:
         config = replace(config, evaluations=resolve(load(overrides)).evaluations)
-    questions(config, folder)
-    return found, folder, config
+    return found, folder, config, questions(config, folder)
 
 
 def _write_into(folder: Path, run_id: str, records: Sequence[TaskEvalRecord]) -> None:
@@ -148,13 +149,13 @@ def _write_into(folder: Path, run_id: str, records: Sequence[TaskEvalRecord]) ->
     )
 
 
-def _asked(config: RunConfig, folder: Path, step: int) -> list[TaskEvalRecord]:
+def _asked(config: RunConfig, folder: Path, ones: list[Asked], step: int) -> list[TaskEvalRecord]:
     from harness.run.evaluate import evaluate_folder
 
     def tell(record: TaskEvalRecord) -> None:
         print(f"{record.task} ({record.site}): {record.error or 'done'}, {record.seconds or 0.0:.0f} s", flush=True)
 
-    records, remarks = evaluate_folder(config, folder, step, tell)
+    records, remarks = evaluate_folder(config, folder, ones, step, tell)
     print()
     print(score_table(records))
     print(f"\n{LEGEND}")

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from harness.api import Plan, RolloutEngine
-from harness.config.compose import check_passport, has_hook
+from harness.config.compose import Composed, check_passport, has_hook
 from harness.config.schema import RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.engines.factory import check_installed, make_engine
@@ -44,12 +44,11 @@ def questions(config: RunConfig, folder: Path) -> list[Asked]:
 
 
 def evaluate_folder(
-    config: RunConfig, folder: Path, step: int, tell: Callable[[TaskEvalRecord], None]
+    config: RunConfig, folder: Path, ones: list[Asked], step: int, tell: Callable[[TaskEvalRecord], None]
 ) -> tuple[list[TaskEvalRecord], list[str]]:
-    """(records, remarks) of every evaluation of the weights in `folder`, whose policy took `step` steps. `tell` hears
-    of each record as it is made. Raises ValueError, one line, before anything is asked, for what cannot be."""
-    ones, composed = questions(config, folder), check(config)
-    model = load_decoder(folder)
+    """(records, remarks) of the evaluations `ones` (see `questions`) of the weights in `folder`, whose policy took
+    `step` steps. `tell` hears of each record as it is made."""
+    composed, model = check(config), load_decoder(folder)
     weights: list[tuple[str, Tensor]] = [(name, tensor.detach()) for name, tensor in model.named_parameters()]
     reference = DEPLOYED if config.engine.name == "vllm" else REFERENCE
     records: list[TaskEvalRecord] = []
@@ -66,7 +65,7 @@ def evaluate_folder(
             engine.close()
 
     ask("reference", reference, Plan(rollout_weights=format_named(reference)))
-    if reasons := list(_in_the_way(config)):
+    if reasons := list(_in_the_way(config.method, composed)):
         return records, [
             f"not asked as rolled: {'; '.join(reasons)}, and a model folder holds the weights alone. What a run lists "
             "in its own `evaluations` is asked as rolled while it trains; for the weights in a plain format: "
@@ -86,13 +85,12 @@ def _engine(config: RunConfig, folder: Path, site: Site, plan: Plan, ones: list[
     return make_engine(config, shape, plan, trainer_model=None, keeps_log_probs=False, **ids)
 
 
-def _in_the_way(config: RunConfig) -> Iterator[str]:
+def _in_the_way(method: str, composed: Composed) -> Iterator[str]:
     """Reasons why weights alone are not the rollout site, in words within a sentence."""
-    composed = check(config)
     if composed.plan.sampler == "trainer":
-        yield f"{config.method} samples with the trainer's own module"
+        yield f"{method} samples with the trainer's own module"
     if at_rollout(composed.plan.adapters) is not None:
-        yield f"{config.method} keeps adapters at the rollout"
+        yield f"{method} keeps adapters at the rollout"
     for part in composed.parts:
         if has_hook(part, "sync") or has_hook(part, "after_sync"):
-            yield f"{type(part).__name__} of {config.method} pushes more than the weights (scales, noise or adapters)"
+            yield f"{type(part).__name__} of {method} pushes more than the weights (scales, noise or adapters)"
