@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 
 from harness.records.arms import Arm, label
 from harness.records.stats import COLLAPSES, DELTA
-from harness.report.plots.colours import BLUE, GREEN, INK, REFERENCE, VERMILION
-from harness.report.plots.style import above_panels, stripes, style_name
+from harness.report.plots.colours import BLUE, GREEN, INK, PINK, REFERENCE, SKY, VERMILION
+from harness.report.plots.style import above_panels, in_lines, stripes, style_name
 from harness.report.plots.titles import score_words, scores_title
 
-CONTEXTS = ((INK, "o", "full"), (BLUE, "s", "none"), (VERMILION, "D", "full"), (GREEN, "^", "none"))
+CONTEXTS = (
+    (INK, "o", "full"),
+    (BLUE, "s", "none"),
+    (VERMILION, "D", "full"),
+    (GREEN, "^", "none"),
+    (PINK, "v", "full"),
+    (SKY, "p", "none"),
+)
 """(colour, marker, fill) of the contexts in order."""
 DECIDED = ("better", "worse", "equal")
 """Ends of a verdict, that of the runs which stand where others collapsed, that say where a difference lies."""
@@ -42,7 +51,11 @@ def differences(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Fig
             found.setdefault((arm.precision, style_name(arm)), {})[label(arm.context)] = row
     if not found:
         return None
-    contexts = list(dict.fromkeys(label(arm.context) for arm in arms))
+    contexts = [
+        context
+        for context in dict.fromkeys(label(arm.context) for arm in arms)
+        if any(context in by_context for by_context in found.values())
+    ]
     precisions = list(dict.fromkeys(arm.precision for arm in arms))
     order = sorted(found, key=lambda key: (precisions.index(key[0]), -_mean(found[key])))
     halves = _halves(order)
@@ -51,14 +64,14 @@ def differences(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Fig
     axes: Any = figure.subplots(1, len(halves), sharex=True, squeeze=False)
     for ax, rows in zip(axes[0], halves, strict=True):
         _draw(ax, rows, found, contexts)
-    figure.supxlabel(
+    axis = (
         f"{score_words(arms)} minus that of {control}, 95 % intervals (linear up to {ZOOM:g}, then "
-        f"logarithmic; grey: within {DELTA:g})",
-        fontsize=8,
+        f"logarithmic; grey: within {DELTA:g})"
     )
+    figure.supxlabel(in_lines(figure, axis, FontProperties(size=8)), fontsize=8)
     looks: list[dict[str, Any]] = [
         {"color": colour, "marker": marker, "fillstyle": fill, "label": name or "decided"}
-        for name, (colour, marker, fill) in zip(contexts, CONTEXTS, strict=False)
+        for name, (colour, marker, fill) in zip(contexts, cycle(CONTEXTS))
     ]
     handles = [Line2D([], [], linewidth=1.0, markersize=3.6, **look) for look in looks]
     faded = Line2D([], [], color=INK, alpha=FADED, marker="o", linewidth=1.0, markersize=3.6, label="undecided")
@@ -86,13 +99,12 @@ def _halves(order: Rows) -> list[Rows]:
 
 def _draw(ax: Axes, rows: Rows, found: dict[tuple[str, str], dict[str, Any]], contexts: Sequence[str]) -> None:
     for y, key in enumerate(rows):
-        for i, context in enumerate(contexts):
-            row = found[key].get(context)
-            if row is None:
-                continue
-            colour, marker, fill = CONTEXTS[i % len(CONTEXTS)]
+        here = [context for context in contexts if context in found[key]]
+        for i, context in enumerate(here):
+            row = found[key][context]
+            colour, marker, fill = CONTEXTS[contexts.index(context) % len(CONTEXTS)]
             alpha = 1.0 if row["verdict"].endswith(DECIDED) else FADED
-            at = y + 0.36 * (i - (len(contexts) - 1) / 2)
+            at = y + 0.72 / max(len(here), 2) * (i - (len(here) - 1) / 2)
             if not math.isnan(row["difference_low"]):
                 ends = [row["difference_low"], row["difference_high"]]
                 ax.plot(ends, [at, at], color=colour, linewidth=1.0, alpha=alpha, solid_capstyle="butt")

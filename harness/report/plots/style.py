@@ -208,13 +208,7 @@ def _log_scale(ax: Axes, zeros: Sequence[str]) -> None:
 
 
 def legend(figure: Figure | SubFigure, looks: Looks, marked: bool = True, columns: int = 5, title: str = "") -> None:
-    """One legend above all panels under the figure's title, in at most so many columns as its longest name leaves room
-    for."""
-    font = FontProperties(size=rcParams["legend.fontsize"])
-    em = font.get_size_in_points() / 72
-    spaces = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"] + rcParams["legend.columnspacing"]
-    widest = max(TextPath((0, 0), name, prop=font).get_extents().width for name in looks) / 72 + em * spaces
-    columns = max(1, min(len(looks), columns, int(figure.bbox.width / figure.dpi / widest)))
+    """One legend of looks above all panels, under the figure's title."""
     handles = [
         Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker if marked else "",
                fillstyle=look.fill, label=name)
@@ -224,12 +218,27 @@ def legend(figure: Figure | SubFigure, looks: Looks, marked: bool = True, column
 
 
 def above_panels(figure: Figure | SubFigure, handles: Sequence[Any], columns: int, title: str) -> None:
-    """A legend above all panels, and above it the figure's title, which a suptitle would print across it; in several
-    lines where the figure is too narrow for one."""
-    font, text = FontProperties(size=8.5, weight="bold"), title
-    if title:
-        taken = TextPath((0, 0), title, prop=font).get_extents().width / 72
-        text = textwrap.fill(title, int(0.95 * len(title) * figure.bbox.width / figure.dpi / taken))
+    """A legend above all panels, in at most so many columns as its longest name leaves room for, and above it the
+    figure's title, which a suptitle would print across it; in several lines where the figure is too narrow for one."""
+    small, bold = FontProperties(size=rcParams["legend.fontsize"]), FontProperties(size=8.5, weight="bold")
+    em = small.get_size_in_points() / 72
+    spaces = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"] + rcParams["legend.columnspacing"]
+    widest = max(_inches(handle.get_label(), small) for handle in handles) + em * spaces
     figure.legend(
-        handles=handles, loc="outside upper center", ncols=columns, title=text or None, title_fontproperties=font
+        handles=handles,
+        loc="outside upper center",
+        ncols=max(1, min(len(handles), columns, int(figure.bbox.width / figure.dpi / widest))),
+        title=in_lines(figure, title, bold) or None,
+        title_fontproperties=bold,
     )
+
+
+def in_lines(figure: Figure | SubFigure, text: str, font: FontProperties) -> str:
+    """A text broken into lines that the figure is wide enough for."""
+    if not text:
+        return text
+    return textwrap.fill(text, int(0.95 * len(text) * figure.bbox.width / figure.dpi / _inches(text, font)))
+
+
+def _inches(text: str, font: FontProperties) -> float:
+    return TextPath((0, 0), text, prop=font).get_extents().width / 72

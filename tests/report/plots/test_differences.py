@@ -32,6 +32,22 @@ def test_every_difference_is_drawn_where_the_table_has_it() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["n=8", "n=16", "undecided"]
 
 
+def test_each_of_five_contexts_has_a_look_of_its_own_and_stays_in_its_row() -> None:
+    runs = [record for record, _ in sweep((4, 8, 16, 32, 64))]
+    runs += [result("bf16", "bf16", seed, task__n=128)[0] for seed in range(3)]
+    board = {str(row["arm"]): row for row in leaderboard(runs).to_dict("records")}
+    figure = differences(group_arms(runs), board, "bf16")
+    assert figure is not None
+    (ax,) = figure.axes
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["n=4", "n=8", "n=16", "n=32", "n=64", "undecided"]  # the control alone has n=128
+    looks = [(line.get_color(), line.get_marker()) for line in figure.legends[0].get_lines()[:5]]
+    markers = [line for line in ax.lines if len(line.get_xdata()) == 1]
+    assert len(set(looks)) == 5 and {(line.get_color(), line.get_marker()) for line in markers} == set(looks)
+    heights = sorted(float(line.get_ydata()[0]) for line in markers)
+    assert heights[:5] == pytest.approx([-0.288, -0.144, 0.0, 0.144, 0.288])
+
+
 def test_a_name_says_how_many_runs_collapsed_and_an_open_difference_of_the_others_is_faded() -> None:
     runs = [record for record, _ in sweep((8,))]
     board = {str(row["arm"]): row for row in leaderboard(runs).to_dict("records")}

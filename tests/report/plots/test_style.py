@@ -23,6 +23,18 @@ def test_a_title_is_broken_where_the_figure_is_too_narrow() -> None:
         assert title.get_window_extent().width < figure.bbox.width
 
 
+def test_a_legend_has_as_many_columns_as_its_longest_name_leaves_room_for() -> None:
+    names = ["words_100m n=10 sigma=0", "words_10m n=4 sigma=0", "words_10m n=10 sigma=0.5", "undecided"]
+    for wide, rows in ((7.6, 2), (12.0, 1), (2.9, 4)):
+        figure = Figure(figsize=(wide, 3.0), layout="constrained")
+        FigureCanvasAgg(figure)
+        above_panels(figure, [Line2D([], [], label=name) for name in names], 5, "")
+        figure.draw_without_rendering()
+        legend = figure.legends[0]
+        assert len({round(text.get_window_extent().y0) for text in legend.get_texts()}) == rows
+        assert legend.get_window_extent().width < figure.bbox.width
+
+
 def test_looks_share_no_colour_while_there_are_some_and_never_colour_and_marker() -> None:
     names = ["bf16", "flashrl", "naive", "naive bypass_ppo", *(f"m{number:02}" for number in range(77))]
     looks = looks_of_names(names, "bf16")
