@@ -17,7 +17,7 @@
 #
 # **Here.** The same arms at block FP8: without a correction, with an FP8 cache besides, recalibrated with TIS or
 # MIS, and with FP8 in the trainer too; Jet-RL's single flow below. Mismatch on the left, accuracy on the right: sorting
-# at two lengths, emulated, and word problems of 430 tokens, questions included, on vLLM's FP8 kernels.
+# at two lengths, emulated, and word problems of 430 and 1300 tokens, questions included, on vLLM's FP8 kernels.
 #
 # **What this cannot show.** Speed, and what thousands of tokens do to a cache of 8 bits.
 #
