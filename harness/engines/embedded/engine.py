@@ -123,8 +123,8 @@ class EmbeddedEngine:
         `sampler=trainer` as wide as `max_new_tokens`, the shape the trainer must score them at.
 
         Temperature 0 is greedy. Raises ValueError for requests that do not fit the model and for `top_p` under
-        `sampler=trainer`, RuntimeError before the
-        first load or while asleep, or where planned residual channels are not set.
+        `sampler=trainer`, RuntimeError before the first load or while asleep, or where planned residual channels are
+        not set, and torch.OutOfMemoryError where a GPU has no room for one row.
         """
         self._check_ready(wants_residual=True)
         requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config, top_p)
@@ -137,7 +137,7 @@ class EmbeddedEngine:
             try:
                 return self._in_chunks(requests, size, together, seed)
             except torch.OutOfMemoryError:  # another process has taken what was free
-                if size == 1 or self.trainer_model is not None:  # the trainer scores what was sampled together
+                if size * together == 1 or self.trainer_model is not None:  # it scores these very chunks
                     raise
             self._drop_cache()
             torch.cuda.empty_cache()

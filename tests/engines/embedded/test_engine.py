@@ -199,6 +199,16 @@ def test_chunks_that_are_computed_together_draw_the_same(monkeypatch: pytest.Mon
         assert tried[: len(at_first)] == at_first and max(tried[1:]) == at_first[-1]
 
 
+def test_chunks_of_one_row_are_computed_apart_before_memory_is_called_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder()
+    expected = sample(loaded(model, max_batch=1), EVEN)
+    tried, engine = in_room(monkeypatch, 2), loaded(model, max_batch=1)
+    engine.rows_at_once = 5
+    found = sample(engine, EVEN)
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert tried[:2] == [5, 2] and max(tried[1:]) == 2
+
+
 def test_memory_for_no_row_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
