@@ -14,6 +14,7 @@ from harness.api import Plan
 from harness.engines.embedded import engine as embedded
 from harness.engines.embedded import forward
 from harness.engines.embedded.engine import EmbeddedEngine
+from harness.engines.requests import requests_of
 from harness.models.decoder import DecoderConfig, response_hidden
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
@@ -219,8 +220,12 @@ def test_memory_for_no_row_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         sample(loaded(model), EVEN)
     exact = Plan(rollout_weights=format_named("fp32"), sampler="trainer")
     monkeypatch.setattr(embedded, "sample_exact", fail)
+    engine = loaded(model, exact, trainer_model=model)
     with pytest.raises(torch.OutOfMemoryError):  # never in other chunks than those that the trainer scores
-        sample(loaded(model, exact, trainer_model=model), EVEN)
+        sample(engine, EVEN)
+    engine.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: pytest.fail("a GPU's memory was asked for"))
+    assert engine._fitting(requests_of(EVEN, 4, 12, 1.0, model.config)) == 12
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
