@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from harness.api import QUANTIZED, Plan, base_dtype, fused, weight_format
-from harness.engines.vllm.builds import CPU, CUDA, Build, kind_of
+from harness.engines.vllm.builds import CPU, CUDA, Build, check_pair, kind_of
 from harness.engines.weight_stream import check_patterns
 from harness.models.checkpoint import CONFIG, config_json
 from harness.models.decoder import ROUTER, DecoderConfig, tensor_shapes
@@ -220,13 +220,14 @@ def fp32_gains(plan: Plan, config: DecoderConfig) -> list[str]:
 def quantization_config(plan: Plan, config: DecoderConfig) -> dict[str, Any] | None:
     """compressed-tensors' `quantization_config` of a plan; None where nothing is quantized.
 
-    Routers stay as they are. Raises ValueError for exceptions in another quantized format, and where one splits a fused
-    matrix or a layer's experts.
+    Routers stay as they are. Raises ValueError for formats that no build of vLLM takes, for exceptions in another
+    quantized format, and where one splits a fused matrix or a layer's experts.
     """
     expert_formats(plan, config)
     fmt = plan.rollout_weights
     if fmt is None or fmt.tile is None:
         return None
+    check_pair(CUDA.pairs, plan)  # the CPU build has none besides
     names = [name for name in tensor_shapes(config) if any(fnmatchcase(name, p) for p in QUANTIZED)]
     for name in names:
         own = weight_format(plan, name)
@@ -237,7 +238,7 @@ def quantization_config(plan: Plan, config: DecoderConfig) -> dict[str, Any] | N
         if len({name.removesuffix(".weight") in left for name in group}) > 1:
             raise ValueError(f"exceptions: {', '.join(group)} are one fused matrix; all or none of them")
     scheme: dict[str, Any] = {"targets": ["Linear"], "weights": _weights(fmt)}
-    if plan.rollout_acts is not None and plan.rollout_acts.name in ACTS:
+    if plan.rollout_acts is not None and plan.rollout_acts.tile is not None:
         scheme["input_activations"] = ACTS[plan.rollout_acts.name]
     return {
         "quant_method": "compressed-tensors", "format": _layout(fmt), "quantization_status": "compressed",

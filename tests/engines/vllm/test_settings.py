@@ -40,6 +40,23 @@ def test_unquantized_linears_are_ignored_by_vllm() -> None:
     assert settings.quantization_config(plan_of("bf16", "bf16"), SHAPE) is None
 
 
+@pytest.mark.parametrize(
+    ("weights", "acts", "said"),
+    [
+        ("int2_g16_asym", None, "int2_g16_asym with rollout_acts=base"),  # its zero points have no word here
+        ("mxfp4_even", None, "mxfp4_even with rollout_acts=base"),  # would be called NVFP4
+        ("nvfp4", "nvfp4_act_token", "nvfp4 with rollout_acts=nvfp4_act_token"),  # would lose its inputs' format
+        ("e5m2_tensor", "e4m3_token", "e5m2_tensor with rollout_acts=e4m3_token"),  # would be called E4M3
+    ],
+)
+def test_formats_that_no_build_takes_are_not_described_as_others(weights: str, acts: str | None, said: str) -> None:
+    with pytest.raises(ValueError) as error:
+        settings.quantization_config(plan_of(weights, acts), SHAPE)
+    valid = ", ".join(sorted(f"{w} with {a}" for w, a in CUDA.pairs))
+    assert str(error.value) == f"rollout_weights={said}: valid pairs: {valid}"
+    assert CPU.pairs < CUDA.pairs
+
+
 def test_shapes_that_kernels_do_not_take_are_refused() -> None:
     settings.check_shape(CPU, SHAPE, plan_of("int4_g128"))
     with pytest.raises(ValueError) as error:
