@@ -33,7 +33,8 @@ class Stream:
 def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *, has_kv: bool) -> Stream:
     """Sort a stream and check it against the checkpoint's `shapes`; KV scales are welcome where `has_kv`.
 
-    Raises ValueError for missing, unexpected, repeated or misshapen tensors; adapters and KV scales are not checked.
+    Raises ValueError for missing, unexpected, repeated or misshapen tensors; adapters and KV scales are not checked
+    (`check_adapters`, `check_kv`).
     """
     stream = Stream(tensors={}, scales={}, zeros={}, adapters={}, kv={})
     unexpected: list[str] = []
@@ -59,6 +60,16 @@ def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *,
     if missing or unexpected:
         raise ValueError(f"weight stream: missing {listed(missing)}; unexpected {listed(unexpected)}")
     return stream
+
+
+def check_kv(scales: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ValueError for a KV scale of a layer that is not there, or that is not one number; `shapes`: the
+    checkpoint's."""
+    for name, scale in scales.items():
+        if f"{name.rpartition('.')[0]}.q_proj.weight" not in shapes:
+            raise ValueError(f"{name} is in the stream, and the model has no such layer")
+        if scale.numel() != 1:
+            raise ValueError(f"{name} has shape {tuple(scale.shape)}; a scale of the cache is one number")
 
 
 def check_patterns(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:

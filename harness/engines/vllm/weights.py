@@ -23,9 +23,9 @@ from harness.engines.vllm.builds import Build
 from harness.engines.vllm.export import Export, export
 from harness.engines.vllm.memory import num_parameters
 from harness.engines.vllm.shards import Shard
-from harness.engines.weight_stream import Stream, read_stream
+from harness.engines.weight_stream import Stream, check_kv, read_stream
 from harness.models.decoder import DecoderConfig, tensor_shapes
-from harness.numerics.kv_scales import Role
+from harness.numerics.kv_scales import scale_names
 from harness.numerics.quantize import Quantized, code_flips
 
 HALF = "of a swap that did not end"
@@ -63,6 +63,7 @@ class VLLMWeights:
         """Take over a whole stream. ValueError leaves the old weights in place; whatever else goes wrong half-way
         leaves `state` other than "ready"."""
         stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
+        check_kv(stream.kv, self.shapes)
         self.check_adapters(stream.adapters)
         if self.writer is None:
             self.take_over(export(stream, self.plan, self.shapes, self.device), stream)
@@ -125,10 +126,8 @@ class VLLMWeights:
             return
         values = torch.stack([scale.detach().float().reshape(()) for scale in stream.kv.values()]).tolist()
         told = dict(zip(stream.kv, values, strict=True))
-        roles: tuple[Role, Role] = ("k", "v")
         for layer, module in kv.attentions(self.model).items():
-            names: dict[Role, str] = {role: f"model.layers.{layer}.self_attn.{role}_scale" for role in roles}
-            kv.set_scales(module, {role: told[name] for role, name in names.items() if name in told})
+            kv.set_scales(module, {role: told[name] for role, name in scale_names(layer).items() if name in told})
 
     def _compare(self, stream: Stream) -> None:
         """Raises RuntimeError where a tensor that is held as it is differs from what was sent."""
