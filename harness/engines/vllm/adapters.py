@@ -44,9 +44,10 @@ class AdapterSlot:
         if self.request is not None:
             self.llm.llm_engine.remove_lora(self.number)
             shutil.rmtree(self.request.lora_path)
+            self.request = None  # where the push fails, the next one has nothing to remove
         self.number = self.next_number()
         place = self.folder / f"adapter-{self.number}"
-        place.mkdir()
+        place.mkdir(exist_ok=True)
         config = {"peft_type": "LORA", "r": self.adapters.rank, "lora_alpha": self.adapters.alpha, "bias": "none",
                   "target_modules": list(self.adapters.targets), "task_type": "CAUSAL_LM"}  # fmt: skip
         (place / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
