@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor
 
 from harness.api import Plan, WeightStream
+from harness.engines.adapter_shapes import check_adapters
 from harness.foundation.did_you_mean import listed
 from harness.models.adapters import LORA
 from harness.numerics.kv_scales import ENDINGS
@@ -33,8 +34,8 @@ class Stream:
 def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *, has_kv: bool) -> Stream:
     """Sort a stream and check it against the checkpoint's `shapes`; KV scales are welcome where `has_kv`.
 
-    Raises ValueError for missing, unexpected, repeated or misshapen tensors; adapters and KV scales are not checked
-    (`check_adapters`, `check_kv`).
+    Raises ValueError for missing, unexpected, repeated or misshapen tensors; adapters and KV scales are left to
+    `check_beside`.
     """
     stream = Stream(tensors={}, scales={}, zeros={}, adapters={}, kv={})
     unexpected: list[str] = []
@@ -62,10 +63,14 @@ def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *,
     return stream
 
 
-def check_kv(scales: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ValueError for a KV scale of a layer that is not there, or that is not one number; `shapes`: the
-    checkpoint's."""
-    for name, scale in scales.items():
+def check_beside(
+    stream: Stream, shapes: Mapping[str, tuple[int, ...]], adapters: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raises ValueError for what comes beside the weights and has no place: adapters other than `adapters` (as
+    `adapter_shapes` gives them; empty for a plan without), and KV scales of a layer that is not among the checkpoint's
+    `shapes`, or of more than one number."""
+    check_adapters(adapters, stream.adapters)
+    for name, scale in stream.kv.items():
         if f"{name.rpartition('.')[0]}.q_proj.weight" not in shapes:
             raise ValueError(f"{name} is in the stream, and the model has no such layer")
         if scale.numel() != 1:

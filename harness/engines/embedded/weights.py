@@ -20,7 +20,7 @@ from harness.api import LINEAR, Plan, TensorRecord, WeightStream, base_dtype, we
 from harness.engines.embedded.adapters import LiveAdapters
 from harness.engines.embedded.residual import ResidualChannels
 from harness.engines.embedded.slabs import Slab, cut, fill, gather, given_scales, records
-from harness.engines.weight_stream import check_kv, check_patterns, read_stream
+from harness.engines.weight_stream import check_beside, check_patterns, read_stream
 from harness.models.decoder import ROUTER, DecoderConfig, tensor_shapes
 from harness.numerics.formats import Format, at_rollout, format_named
 from harness.numerics.linear import EmulatedLinear
@@ -207,11 +207,7 @@ class LiveWeights:
         Raises ValueError for missing, unexpected, repeated or misshapen tensors; the old weights then stay.
         """
         stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
-        check_kv(stream.kv, self.shapes)
-        if self.adapters is not None:
-            self.adapters.check(stream.adapters)
-        elif stream.adapters:
-            raise ValueError(f"{min(stream.adapters)}: the plan has no adapters at the rollout; stream merged weights")
+        check_beside(stream, self.shapes, {} if self.adapters is None else self.adapters.wanted)
         at_once = [not keeps_codes and slab.fmt.tile is None for slab in self.slabs]
         fresh: list[tuple[Slab, Quantized]] = []
         saturated: list[tuple[int, float]] = []

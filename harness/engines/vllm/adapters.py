@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.api import TensorRecord
-from harness.engines.adapter_shapes import adapter_shapes, check_adapters
+from harness.engines.adapter_shapes import adapter_shapes
 from harness.engines.plain_record import plain_record
 from harness.engines.vllm.push_by_reload import live_linears
 from harness.engines.vllm.shards import Shard
@@ -32,10 +32,6 @@ class AdapterSlot:
         self.wanted = adapter_shapes(adapters, shapes)
         self.number = 0
         self.request: Any = None
-
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises ValueError for missing, unexpected or misshapen adapters."""
-        check_adapters(self.wanted, tensors)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over checked tensors in place of the last ones."""

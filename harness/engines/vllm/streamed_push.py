@@ -20,7 +20,7 @@ from harness.api import base_dtype
 from harness.engines.vllm.export import Export, export
 from harness.engines.vllm.settings import is_expert, is_quantized
 from harness.engines.vllm.weights import HALF, VLLMWeights
-from harness.engines.weight_stream import Stream, check_kv, read_stream
+from harness.engines.weight_stream import Stream, read_stream
 from harness.foundation.did_you_mean import listed
 
 
@@ -71,8 +71,7 @@ class Arrival:
             self._settle()
         if missing := [name for own in self.units.values() for name in own]:
             raise ValueError(f"weight stream: missing {listed(missing)}; unexpected none")
-        check_kv(self.rest.kv, self.weights.shapes)
-        self.weights.check_adapters(self.rest.adapters)
+        self.weights.check_beside(self.rest)
         if self.weights.writer is None:
             self.weights.take_over(self.pushed, self.rest)
         else:

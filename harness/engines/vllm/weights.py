@@ -23,7 +23,7 @@ from harness.engines.vllm.builds import Build
 from harness.engines.vllm.export import Export, export
 from harness.engines.vllm.memory import num_parameters
 from harness.engines.vllm.shards import Shard
-from harness.engines.weight_stream import Stream, check_kv, read_stream
+from harness.engines.weight_stream import Stream, check_beside, read_stream
 from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.kv_scales import scale_names
 from harness.numerics.quantize import Quantized, code_flips
@@ -63,8 +63,7 @@ class VLLMWeights:
         """Take over a whole stream. ValueError leaves the old weights in place; whatever else goes wrong half-way
         leaves `state` other than "ready"."""
         stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
-        check_kv(stream.kv, self.shapes)
-        self.check_adapters(stream.adapters)
+        self.check_beside(stream)
         if self.writer is None:
             self.take_over(export(stream, self.plan, self.shapes, self.device), stream)
         else:
@@ -72,12 +71,9 @@ class VLLMWeights:
             self.writer.write(stream)
             self.finish(self.sample(stream), stream)
 
-    def check_adapters(self, adapters: dict[str, Tensor]) -> None:
-        """Raises ValueError for adapters that the plan does not have."""
-        if self.adapters is not None:
-            self.adapters.check(adapters)
-        elif adapters:
-            raise ValueError(f"{min(adapters)}: the plan has no adapters at the rollout; stream merged weights")
+    def check_beside(self, stream: Stream) -> None:
+        """Raises ValueError for adapters that the plan does not have, and for scales of the cache without a place."""
+        check_beside(stream, self.shapes, {} if self.adapters is None else self.adapters.wanted)
 
     def take_over(self, pushed: Export, stream: Stream) -> None:
         """Put exported tensors under the live model, and compare what is not quantized with the stream."""
