@@ -93,10 +93,9 @@ def check_device(build: Build, device: str, plan: Plan) -> None:
         for field in ("rollout_weights", "rollout_kv"):
             fmt = getattr(plan, field)
             flag = None if fmt is None else build.cpu_flags.get(kind_of(fmt.name))
-            if flag is not None and flag not in cpu_flags():
-                name = getattr(fmt, "name", None)
+            if fmt is not None and flag is not None and flag not in cpu_flags():
                 raise ValueError(
-                    f"{field}={name}: vLLM's CPU kernel needs {flag}, which this processor lacks; choose "
+                    f"{field}={fmt.name}: vLLM's CPU kernel needs {flag}, which this processor lacks; choose "
                     "precision=fp8_channel, bf16 or fp16, or engine=embedded"
                 )
         return
@@ -104,10 +103,10 @@ def check_device(build: Build, device: str, plan: Plan) -> None:
         raise ValueError("engine=vllm: no CUDA device is visible; choose engine=embedded trainer.device=cpu")
     major, minor = torch.cuda.get_device_capability()
     fmt = plan.rollout_weights
-    needed = build.min_capability.get(kind_of(fmt.name), 0) if fmt is not None else 0
-    if 10 * major + minor < needed:
+    needed = 0 if fmt is None else build.min_capability.get(kind_of(fmt.name), 0)
+    if fmt is not None and 10 * major + minor < needed:
         raise ValueError(
-            f"rollout_weights={fmt.name if fmt else None}: needs compute capability {needed / 10:g}, "
+            f"rollout_weights={fmt.name}: needs compute capability {needed / 10:g}, "
             f"{torch.cuda.get_device_name()} has {major}.{minor}"
         )
 
@@ -193,10 +192,8 @@ def expert_formats(plan: Plan, config: DecoderConfig) -> list[str]:
     for name in tensor_shapes(config):
         if is_expert(name):
             fmt = weight_format(plan, name)
-            is_coded = fmt is not None and fmt.tile is not None
-            by_layer.setdefault(name.partition(".mlp.")[0], set()).add(
-                fmt.name if fmt is not None and is_coded else cast_name(base_dtype(plan))
-            )
+            held = cast_name(base_dtype(plan)) if fmt is None or fmt.tile is None else fmt.name
+            by_layer.setdefault(name.partition(".mlp.")[0], set()).add(held)
     for layer, names in by_layer.items():
         if len(names) > 1:
             raise ValueError(f"exceptions: the experts of {layer} are one matrix in vLLM; all or none of them")

@@ -28,7 +28,11 @@ from harness.models.decoder import DecoderConfig, tensor_shapes
 from harness.numerics.kv_scales import scale_names
 from harness.numerics.quantize import Quantized, code_flips
 
-HALF = "of a swap that did not end"
+READY = "ready"
+"""State of weights that may be sampled from; the others are what a refusal says."""
+NOTHING = "the engine has no weights: call load_weights first"
+HALF = "the last push did not end: call load_weights first"
+CLOSED = "the engine is closed"
 SMALL = 2**28
 """Elements up to which a model takes the reference's way and codes of the last push are kept to count flips."""
 
@@ -57,11 +61,11 @@ class VLLMWeights:
         self.sent_experts: dict[str, experts.Sent] = {}
         self.codes: dict[str, Quantized] = {}
         self.pushes, self.flips, self.saturated = 0, math.nan, 0.0
-        self.state = "without weights"
+        self.state = NOTHING
 
     def load(self, weights: WeightStream) -> None:
         """Take over a whole stream. ValueError leaves the old weights in place; whatever else goes wrong half-way
-        leaves `state` other than "ready"."""
+        leaves `state` at HALF."""
         stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
         self.check_beside(stream)
         if self.writer is None:
@@ -106,7 +110,7 @@ class VLLMWeights:
         self.sent_experts = experts.sent_of(pushed, self.plan, self.config, self.device)
         self._count(pushed)
         self.pushes += 1
-        self.state = "ready"
+        self.state = READY
 
     def swap(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Put tensors in the checkpoint's format under the live model. Until `load` has compared what arrived, the

@@ -337,7 +337,11 @@ def test_bad_requests_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             sample(engine, EVEN, **change)
-    for prompts, words in (([], "there is none"), ([[3], []], "number 1 is empty"), ([[24]], "token 24 is outside")):
+    for prompts, words in (
+        ([], r"^prompts: none given$"),
+        ([[3], []], "number 1 is empty"),
+        ([[24]], "token 24 is outside"),
+    ):
         with pytest.raises(ValueError, match=words):
             sample(engine, prompts)
 
