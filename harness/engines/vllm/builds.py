@@ -123,7 +123,7 @@ def supports(build: Build) -> frozenset[str]:
         groups = [f"int{bits}_g{size}{qat}" for size in (32, 64, 128) for qat in ("", "_qat")]
         names |= {f"rollout_weights:{name}" for name in (groups if weights.endswith("_group") else [weights])}
         names |= {f"rollout_acts:{name}" for name in (("bf16", "fp16") if acts == "base" else (acts,))}
-    return frozenset(names | {f"rollout_kv:{name}" for name in build.kv} | {"rollout_weights:fp32"})
+    return frozenset(names | {f"rollout_kv:{name}" for name in build.kv})
 
 
 def check_plan(build: Build, plan: Plan) -> None:

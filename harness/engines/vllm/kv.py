@@ -57,7 +57,7 @@ def scales_of(
     amax: Mapping[Role, Tensor], fmt: Format, protocol: KVProtocol, *, has_queries: bool
 ) -> dict[Role, float]:
     """One layer's scales by role, by one of the two protocols (precision.md 6.2); queries 1 where not quantized."""
-    scales = {
+    scales: dict[Role, Tensor] = {
         role: inference_scale(amax[role], fmt, role) if protocol == "inference" else kv_scale(amax[role], fmt)
         for role in ROLES
     }

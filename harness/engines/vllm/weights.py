@@ -71,6 +71,7 @@ class VLLMWeights:
         if self.writer is None:
             self.take_over(export(stream, self.plan, self.shapes, self.device), stream)
         else:
+            push_by_kernels.check_scales(stream, self.writer.quantized, self.shard)
             self.state = HALF
             self.writer.write(stream)
             self.finish(self.sample(stream), stream)
