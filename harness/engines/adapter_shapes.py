@@ -10,8 +10,8 @@ from harness.numerics.formats import Adapters
 
 
 def adapter_shapes(adapters: Adapters, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Shape of every adapter by checkpoint name; `shapes`: the model's. Raises ValueError for a target that is no
-    linear layer."""
+    """Shape of every adapter by checkpoint name: A [rank, K] and B [N, rank] beside each target of weight [N, K].
+    `shapes`: the model's. Raises ValueError for a target that is no linear layer."""
     linears = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if name.endswith("_proj.weight")}
     names = {module.rpartition(".")[2] for module in linears}
     if unknown := sorted(set(adapters.targets) - names):

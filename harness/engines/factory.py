@@ -47,7 +47,9 @@ def make_engine(
     config: RunConfig, shape: DecoderConfig, plan: Plan, *, trainer_model: Decoder | None, keeps_log_probs: bool,
     keeps_experts: bool = False, **ids: Any,
 ) -> RolloutEngine:  # fmt: skip
-    """The run's rollout engine. `ids`: eos_id, stop_ids, pad_id, device. Raises ValueError for what it cannot do."""
+    """The run's rollout engine. `trainer_model`: the module to sample from under `sampler=trainer`. `keeps_log_probs`,
+    `keeps_experts`: what rollouts carry beside tokens, the experts from the embedded engine alone. `ids`: eos_id,
+    stop_ids, pad_id, device. Raises ValueError for what it cannot do."""
     if config.engine.name == "vllm":
         from harness.engines.vllm.engine import VLLMEngine
 

@@ -59,6 +59,7 @@ class FusedLayer:
     router: EmulatedLinear | None
     """None in a dense model."""
     input_gain: Tensor
+    """[d] float32, and so is `post_gain`: of the norms before attention and before the MLP."""
     post_gain: Tensor
 
 
@@ -252,8 +253,8 @@ class LiveWeights:
 
     @torch.no_grad()
     def records(self) -> tuple[TensorRecord, ...]:
-        """Records of every live tensor. Raises RuntimeError where the memory that the forward pass
-        reads is not, bit for bit, what the codes and scales of the last load stand for, or no codes were kept."""
+        """Records of every live tensor. Raises RuntimeError where the memory that the forward pass reads is not, bit
+        for bit, what the codes and scales of the last load stand for, and where no codes were kept."""
         if not self.loaded:
             raise RuntimeError("no codes were kept of these weights")
         for key, linear in self.linears.items():

@@ -93,8 +93,8 @@ def all_scales(model: nn.Module) -> dict[int, dict[Role, float]]:
 def cache_format(model: nn.Module, formats: Mapping[str, str]) -> str | None:
     """The format of the cache by the dtype that every layer stores; None where it is the base dtype.
 
-    `formats`: our name -> vLLM's. Raises RuntimeError where layers differ, for names that vLLM accepts
-    and ignores, and where the memory is of another width.
+    `formats`: our name -> vLLM's. Raises RuntimeError where layers differ, for names that vLLM accepts and ignores, and
+    where the memory is of another width.
     """
     modules = attentions(model).values()
     kinds = {str(module.kv_cache_dtype) for module in modules}

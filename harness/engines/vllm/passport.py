@@ -4,8 +4,8 @@ Each linear layer is asked: unit vectors give its weights back as the kernel app
 which rounding its inputs go through, for the answer is nearer to that format's than to any other's. So a layout need
 not be known (Marlin's, oneDNN's), and a format that is accepted and not in force is found out: weights that were
 quantized a second time, inputs that were left alone. Everything else is read from its memory. Large models are asked
-at some of their columns. Experts of a mixture are asked by `experts.py`. Left out: attention,
-whose cache is described by its dtype and scales.
+at some of their columns. Experts of a mixture are asked by `experts.py`. Left out: attention, whose cache is described
+by its dtype and scales.
 """
 
 from __future__ import annotations
