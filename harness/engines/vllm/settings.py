@@ -123,7 +123,7 @@ def cpu_flags() -> frozenset[str]:
 
 def check_shape(build: Build, config: DecoderConfig, plan: Plan) -> None:
     """Raises ValueError, one line, where the kernels do not take the model's shapes, or its experts in the plan's
-    formats, and for an exception of the plan that matches no tensor."""
+    formats, and for an exception of the plan that matches no tensor, or as `quantization_config`."""
     check_patterns(plan, tensor_shapes(config))
     if config.head_dim not in build.head_dims:
         raise ValueError(
@@ -142,6 +142,7 @@ def check_shape(build: Build, config: DecoderConfig, plan: Plan) -> None:
                 f"{name}: {shape[0]} x {shape[1]}, and {plan.rollout_weights.name} needs multiples of {rows} x "
                 f"{columns} on vLLM ({build.name}); models made for it: xs128, s128"
             )
+    quantization_config(plan, config)
 
 
 def check_experts(build: Build, config: DecoderConfig, plan: Plan) -> None:
