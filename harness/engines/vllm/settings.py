@@ -123,13 +123,19 @@ def cpu_flags() -> frozenset[str]:
 
 def check_shape(build: Build, config: DecoderConfig, plan: Plan) -> None:
     """Raises ValueError, one line, where the kernels do not take the model's shapes, or its experts in the plan's
-    formats, and for an exception of the plan that matches no tensor, or as `quantization_config`."""
+    formats, for an exception of the plan that matches no tensor or wants another 16- or 32-bit format than the
+    engine's (of norms' gains FP32 may be wanted), and as `quantization_config`."""
     check_patterns(plan, tensor_shapes(config))
     if config.head_dim not in build.head_dims:
         raise ValueError(
             f"model.head_dim={config.head_dim}: vLLM's attention ({build.name}) takes "
             f"{', '.join(map(str, build.head_dims))}; models made for it: xs128, s128"
         )
+    base, wide = cast_name(base_dtype(plan)), fp32_gains(plan, config)
+    for name in tensor_shapes(config):
+        fmt = weight_format(plan, name)
+        if fmt is not None and fmt.tile is None and fmt.name != base and name not in wide:
+            raise ValueError(f"exceptions: {name} as {fmt.name}; engine=vllm holds it in its base format, {base}")
     if config.num_experts:
         check_experts(build, config, plan)
     if plan.rollout_weights is None or plan.rollout_weights.tile is None:
@@ -154,7 +160,8 @@ def check_experts(build: Build, config: DecoderConfig, plan: Plan) -> None:
         )
     for name in routers(config):
         if is_quantized(plan, f"{name}.weight"):
-            raise ValueError(f"exceptions: {name} is a router; routers are not quantized; valid: bf16, fp16, fp32")
+            valid = cast_name(base_dtype(plan))
+            raise ValueError(f"exceptions: {name} is a router; routers are not quantized; valid: {valid}")
     for name in expert_formats(plan, config):
         multiple = build.experts.get(kind_of(name))
         if multiple is None:

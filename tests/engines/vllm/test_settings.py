@@ -91,6 +91,24 @@ def test_gains_kept_in_float32_are_listed() -> None:
     assert settings.fp32_gains(plan_of("bf16"), SHAPE) == []
 
 
+def test_plain_formats_that_vllm_would_not_hold_are_refused() -> None:
+    """The passport would find it, but after the start."""
+    fp32, fp16 = format_named("fp32"), format_named("fp16")
+    for plan, said in (
+        (
+            plan_of("bf16", exceptions=(("*.1.*.o_proj.weight", fp32),)),
+            "model.layers.1.self_attn.o_proj.weight as fp32",
+        ),
+        (replace(INT8, exceptions=(("model.embed*", fp32),)), "model.embed_tokens.weight as fp32"),
+        (replace(INT8, exceptions=(("model.norm.weight", fp16),)), "model.norm.weight as fp16"),
+    ):
+        with pytest.raises(ValueError) as error:
+            settings.check_shape(CUDA, SHAPE, plan)
+        assert str(error.value) == f"exceptions: {said}; engine=vllm holds it in its base format, bf16"
+    settings.check_shape(CUDA, SHAPE, replace(INT8, exceptions=(("*norm.weight", fp32), ("*.o_proj.weight", None))))
+    settings.check_shape(CUDA, SHAPE, plan_of("fp16", exceptions=(("*.o_proj.weight", fp16),)))
+
+
 def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     """Pretend that these distributions are all there is."""
 
@@ -221,7 +239,9 @@ def test_what_experts_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     one = replace(INT8, exceptions=(("*.experts.3.*", None),))
     assert refused(CUDA, one) == "exceptions: the experts of model.layers.0 are one matrix in vLLM; all or none of them"
     routers = replace(INT8, exceptions=(("*.mlp.gate.weight", format_named("int8_channel")),))
-    assert "model.layers.0.mlp.gate is a router; routers are not quantized" in refused(CUDA, routers)
+    assert refused(CUDA, routers) == (
+        "exceptions: model.layers.0.mlp.gate is a router; routers are not quantized; valid: bf16"
+    )
     monkeypatch.setattr(settings, "cpu_flags", lambda: frozenset({"avx512_vnni"}))
     assert "needs amx_tile" in refused(CPU, INT8)
     settings.check_shape(CPU, MIXTURE, plan_of("bf16"))
