@@ -10,8 +10,8 @@ from harness.numerics.formats import Adapters
 
 
 def adapter_shapes(adapters: Adapters, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Shape of every adapter by checkpoint name; `shapes`: the model's. Raises ValueError for a target that is no
-    linear layer."""
+    """Shape of every adapter by checkpoint name: A [rank, K] and B [N, rank] beside each target of weight [N, K].
+    `shapes`: the model's. Raises ValueError for a target that is no linear layer."""
     linears = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if name.endswith("_proj.weight")}
     names = {module.rpartition(".")[2] for module in linears}
     if unknown := sorted(set(adapters.targets) - names):
@@ -26,7 +26,10 @@ def adapter_shapes(adapters: Adapters, shapes: Mapping[str, tuple[int, ...]]) ->
 
 
 def check_adapters(wanted: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> None:
-    """Raises ValueError for missing, unexpected or misshapen adapters of a stream; `wanted`: as `adapter_shapes`."""
+    """Raises ValueError for missing, unexpected or misshapen adapters of a stream. `wanted`: as `adapter_shapes` gives
+    them; empty for a plan without adapters."""
+    if tensors and not wanted:
+        raise ValueError(f"{min(tensors)}: the plan has no adapters at the rollout; stream merged weights")
     for name in sorted(wanted.keys() ^ tensors.keys()):
         raise ValueError(f"weight stream: adapter {name} is {'missing' if name in wanted else 'not planned'}")
     for name, shape in wanted.items():

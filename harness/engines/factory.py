@@ -11,14 +11,14 @@ from harness.config.compose import Composed, check_supported
 from harness.config.decoder_config import decoder_config, shape_to_check
 from harness.config.schema import RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
+from harness.engines.embedded.weights import LiveWeights
 from harness.engines.vllm import builds, settings
-from harness.engines.weight_stream import check_patterns
-from harness.models.decoder import Decoder, DecoderConfig, tensor_shapes
+from harness.models.decoder import Decoder, DecoderConfig
 
 
 def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) -> None:
     """Raises ValueError, one line, where the run's engine cannot follow the plan or has no kernels for the model's
-    shape, and where the plan names tensors that there are none of. Loads nothing.
+    shape, and where the plan's exceptions match no tensor or split a fused matrix. Loads nothing.
 
     A run can be planned, and its records read, where neither its engine nor its GPU is: the device says which build of
     vLLM is asked, and `check_installed` refuses the start. `extras`: what the trainer can compute for a part
@@ -27,7 +27,7 @@ def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) 
     if config.engine.name != "vllm":
         check_supported(composed, EmbeddedEngine.supports, config.engine.name, extras)
         if (shape := shape_to_check(config.model)) is not None:
-            check_patterns(composed.plan, tensor_shapes(shape))
+            LiveWeights(shape, composed.plan, torch.device("meta"))  # takes no memory, refuses what a start would
         return
     build = builds.CUDA if config.trainer.device == "cuda" else builds.CPU
     builds.check_plan(build, composed.plan)
@@ -47,7 +47,9 @@ def make_engine(
     config: RunConfig, shape: DecoderConfig, plan: Plan, *, trainer_model: Decoder | None, keeps_log_probs: bool,
     keeps_experts: bool = False, **ids: Any,
 ) -> RolloutEngine:  # fmt: skip
-    """The run's rollout engine. `ids`: eos_id, stop_ids, pad_id, device. Raises ValueError for what it cannot do."""
+    """The run's rollout engine. `trainer_model`: the module to sample from under `sampler=trainer`. `keeps_log_probs`,
+    `keeps_experts`: what rollouts carry beside tokens, the experts from the embedded engine alone. `ids`: eos_id,
+    stop_ids, pad_id, device. Raises ValueError for what it cannot do."""
     if config.engine.name == "vllm":
         from harness.engines.vllm.engine import VLLMEngine
 

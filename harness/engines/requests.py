@@ -42,7 +42,8 @@ def requests_of(
     config: DecoderConfig,
     top_p: float = 1.0,
 ) -> Requests:
-    """Check a call. Raises ValueError naming the argument that is out of range."""
+    """The checked requests of a call: `num_samples` responses of at most `max_new_tokens` to each of `prompts` (token
+    ids). Raises ValueError naming the argument that is out of range."""
     for name, value in (("num_samples", num_samples), ("max_new_tokens", max_new_tokens)):
         if value < 1:
             raise ValueError(f"{name}={value}: must be at least 1")
@@ -52,10 +53,10 @@ def requests_of(
         raise ValueError(f"top_p={top_p}: must be above 0 and at most 1")
     numbers: dict[tuple[int, ...], int] = {}
     rows = [numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]
-    if not rows or () in numbers:
-        raise ValueError(
-            "prompts: there is none" if not rows else f"prompts: number {rows.index(numbers[()])} is empty"
-        )
+    if not rows:
+        raise ValueError("prompts: none given")
+    if () in numbers:
+        raise ValueError(f"prompts: number {rows.index(numbers[()])} is empty")
     longest = max(map(len, numbers))
     if longest + max_new_tokens > config.max_positions:
         total = f"{longest} + {max_new_tokens}"

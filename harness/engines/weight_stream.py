@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor
 
 from harness.api import Plan, WeightStream
+from harness.engines.adapter_shapes import check_adapters
 from harness.foundation.did_you_mean import listed
 from harness.models.adapters import LORA
 from harness.numerics.kv_scales import ENDINGS
@@ -33,7 +34,8 @@ class Stream:
 def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *, has_kv: bool) -> Stream:
     """Sort a stream and check it against the checkpoint's `shapes`; KV scales are welcome where `has_kv`.
 
-    Raises ValueError for missing, unexpected, repeated or misshapen tensors; adapters and KV scales are not checked.
+    Raises ValueError for missing, unexpected, repeated or misshapen tensors; adapters and KV scales are left to
+    `check_beside`.
     """
     stream = Stream(tensors={}, scales={}, zeros={}, adapters={}, kv={})
     unexpected: list[str] = []
@@ -59,6 +61,20 @@ def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *,
     if missing or unexpected:
         raise ValueError(f"weight stream: missing {listed(missing)}; unexpected {listed(unexpected)}")
     return stream
+
+
+def check_beside(
+    stream: Stream, shapes: Mapping[str, tuple[int, ...]], adapters: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raises ValueError for what comes beside the weights and has no place: adapters other than `adapters` (as
+    `adapter_shapes` gives them; empty for a plan without), and KV scales of a layer that is not among the checkpoint's
+    `shapes`, or of more than one number."""
+    check_adapters(adapters, stream.adapters)
+    for name, scale in stream.kv.items():
+        if f"{name.rpartition('.')[0]}.q_proj.weight" not in shapes:
+            raise ValueError(f"{name} is in the stream, and the model has no such layer")
+        if scale.numel() != 1:
+            raise ValueError(f"{name} has shape {tuple(scale.shape)}; a scale of the cache is one number")
 
 
 def check_patterns(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -203,8 +203,8 @@ def validate(student: nn.Module, texts: Texts, wanted: Tensor, recipe: Recipe, r
 def fit(student: nn.Module, wanted: Tensor, texts: Texts, recipe: Recipe) -> Fitted:
     """Train what in `student` requires a gradient, in place, and leave its best validated values there.
 
-    wanted [N, L, D]: the teacher's `targets` of `texts`, whose last rows validate. Raises ValueError
-    for fewer than two.
+    wanted [N, L, D]: the teacher's `targets` of `texts`, whose last rows (`held_out`) validate. Raises ValueError for
+    fewer than two.
     """
     if len(texts.ids) < 2:
         raise ValueError(f"adapter fit: {len(texts.ids)} sequences; one to train on and one to validate on at least")

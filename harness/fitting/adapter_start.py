@@ -53,7 +53,8 @@ def local_start(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Adapters of `modules` by "svd", "loftq" (with its shifts; `steps` alternations) or "cloq" (needs `grams`).
 
-    weights: every checkpoint tensor, float32; given: scales that tensors come with, as `low_bit_weights` takes them.
+    weights: every checkpoint tensor, float32; given: scales that tensors come with, as `low_bit_weights` takes them;
+    grams: as `input_grams` gives them; a module without one, an expert, gets "svd".
     Raises ValueError for a rank that a matrix does not have, and for "none", which computes nothing.
     """
     modules = list(modules)

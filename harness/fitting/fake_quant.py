@@ -40,7 +40,8 @@ SMALLEST_SCALE = 1e-12
 
 
 def is_integer(fmt: Format | None) -> bool:
-    """True for integer codes with float32 scales along the rows: what LSQ and GPTQ starts are defined for."""
+    """True for integer codes with float32 scales, one or several a row: those that LSQ and GPTQ starts are defined
+    for."""
     return fmt is not None and fmt.element in INT_BITS and fmt.tile is not None and fmt.tile[0] == 1
 
 

@@ -92,8 +92,8 @@ def quantize_decoder(
     """Replace the weights of every block's linear layers by what GPTQ makes of them: results by module name.
 
     ids [N, L] int64 and keep [N, L] bool (False: padding) are the calibration texts; `fmt_of`: weight name -> format,
-    None for weights that stay. sequential False: all inputs are those of the unquantized model.
-    Raises ValueError as `gptq`.
+    None for weights that stay. damping, act_order: as in `gptq`. sequential False: all inputs are those of the
+    unquantized model. Raises ValueError as `gptq`.
     """
     blocks = model.get_submodule("model.layers")
     assert isinstance(blocks, nn.ModuleList)

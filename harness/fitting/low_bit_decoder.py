@@ -124,7 +124,8 @@ def adapters_of(student: nn.Module) -> dict[str, Tensor]:
 def input_grams(
     model: nn.Module, modules: Iterable[str], ids: Tensor, used: Tensor, rows: int = 64
 ) -> dict[str, Tensor]:
-    """X^T X [K, K] float32 of what enters each of `modules` at the used positions, over passes of `rows` sequences.
+    """X^T X [K, K] float32 of what enters each of `modules` at the used positions, over passes of `rows` sequences. An
+    expert that no used position reaches has none.
 
     `model` maps token ids [n, L] int64 to anything; ids [N, L] int64; used [N, L] bool.
     """
@@ -133,7 +134,8 @@ def input_grams(
 
     def add(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         x = args[0].to(torch.float32)[entering(model, name, mask)]
-        grams[name] = x.T @ x + grams.get(name, 0.0)
+        if len(x) or ".experts." not in name:
+            grams[name] = x.T @ x + grams.get(name, 0.0)
 
     handles = [model.get_submodule(name).register_forward_pre_hook(partial(add, name)) for name in modules]
     try:

@@ -86,7 +86,7 @@ def save_hf(run: Trained, folder: Path) -> None:
 
 def save_quantized(run: Trained, folder: Path) -> None:
     """Write the codes and scales of a push without noise. Raises ValueError where the rollout has no codes, or some
-    that compressed-tensors has no words for."""
+    that vLLM does not read."""
     plan, shape = run.composed.plan, run.shape
     if at_rollout(plan.adapters) is not None:
         raise ValueError(f"method={run.config.method} keeps adapters at the rollout; its merged policy is saved")

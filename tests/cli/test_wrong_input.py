@@ -159,7 +159,7 @@ COMMANDS = (
     ("run --memory 80", "memory=80.0: only with --dry-run, which predicts for it"),
     ("warm nowhere", "model=nowhere: neither a model folder nor a shape; valid: 0.5b, 1.5b, 3b, 7b"),
     ("warm 7b --rows 0", "argument --rows: '0': a whole number above 0 is expected"),
-    ("warm 7b --tensor-parallel 3", "tensor-parallel=3: the model has 28 heads; valid: a divisor"),
+    ("warm 7b --tensor-parallel 3", "tensor-parallel=3: 28 heads, 4 key-value heads and 18944 MLP channels do not"),
     ("sweep smoke --max-hours inf", "'inf': a number of hours above 0 is expected"),
     ("sweep smoke --colour", "sweep: unknown arguments --colour; see lowbit sweep --help"),
     ("sweep smoke trainer.steps=0 --dry-run", "trainer.steps=0: must be at least 1"),

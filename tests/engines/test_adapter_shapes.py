@@ -31,6 +31,10 @@ def test_a_stream_has_each_adapter_in_its_shape() -> None:
     wanted = {"x.lora_A.weight": (2, 8), "x.lora_B.weight": (16, 2)}
     whole = {name: torch.zeros(shape) for name, shape in wanted.items()}
     check_adapters(wanted, whole)
+    check_adapters({}, {})
+    with pytest.raises(ValueError) as error:
+        check_adapters({}, whole)
+    assert str(error.value) == ("x.lora_A.weight: the plan has no adapters at the rollout; stream merged weights")
     for tensors, message in (
         ({"x.lora_A.weight": torch.zeros(2, 8)}, r"adapter x\.lora_B\.weight is missing"),
         (whole | {"y.lora_A.weight": torch.zeros(2, 8)}, r"adapter y\.lora_A\.weight is not planned"),

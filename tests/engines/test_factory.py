@@ -37,6 +37,22 @@ def test_what_vllm_cannot_do_is_one_line_before_anything_is_loaded(words, said, 
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("engine=embedded", "model=s"), "are one fused matrix with one input; all or none of them"),
+        (("engine=vllm", "model=xs128", "trainer.device=cuda"), "are one fused matrix; all or none of them"),
+    ],
+)
+def test_an_exception_that_splits_a_fused_matrix_is_refused_before_anything_is_loaded(words, said, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError) as caught:
+        checked("method=flashrl", "precision=int8", 'knobs.Profile.keep_high=["*.q_proj.weight"]', *words)
+    names = ", ".join(f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv")
+    assert str(caught.value) == f"exceptions: {names} {said}"
+    checked("method=flashrl", "precision=int8", 'knobs.Profile.keep_high=["*.self_attn.*"]', *words)
+
+
 def test_a_run_for_a_gpu_is_planned_without_one_and_not_started(monkeypatch):
     """The GPU's own table counts: what the CPU build lacks is planned, what no build has is refused."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -250,6 +250,24 @@ def test_local_starts_are_the_matrix_rules_with_the_scale_in_them() -> None:
     torch.testing.assert_close(w - shift, last, rtol=1e-3, atol=1e-5)
 
 
+def test_an_expert_that_padding_alone_reaches_gets_no_gram_and_starts_by_svd() -> None:
+    model, ids = decoder(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32), some_texts().ids
+    weights = weights_of(model)
+    modules = modules_of(weights, ("down_proj",))
+    with torch.no_grad():
+        model(ids)
+    chosen = model.model.layers[0].mlp.chosen
+    used = ~(chosen == 1).any(-1).view(ids.shape)
+    assert used.any() and not used.all()
+    grams = input_grams(model, modules, ids, used)
+    lost, kept = (f"model.layers.0.mlp.experts.{number}.down_proj" for number in (1, 2))
+    assert lost not in grams and kept in grams
+    found = local_start("cloq", weights, modules, INT2, {}, 4, SCALE, 1, grams)
+    svd = local_start("svd", weights, modules, INT2, {}, 4, SCALE)
+    assert torch.equal(found[f"{lost}.lora_A.weight"], svd[f"{lost}.lora_A.weight"])
+    assert not torch.allclose(found[f"{kept}.lora_A.weight"], svd[f"{kept}.lora_A.weight"])
+
+
 @pytest.mark.parametrize("case", ["square", "tall"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_loftq_equals_peft(case: str, steps: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.embedded import engine
+from harness.engines.embedded import engine, exact
 from harness.foundation import life
 from harness.run.loop import evaluate, grpo_step
 from harness.start import prepare
@@ -58,3 +58,13 @@ def test_preparations_samplings_and_passes_give_signs(tmp_path: Path, monkeypatc
     grpo_step(run)
     rows = run.config.algo.num_prompts * run.config.algo.group_size
     assert passed.signs >= rows * 2 * 9 // 64  # scored and updated, at least nine tokens a row, 64 a pass
+
+
+def test_the_trainers_own_sampler_gives_a_sign_for_every_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signs = Count()
+    monkeypatch.setattr(exact, "LIFE", signs)
+    run = small_run(tmp_path, ("method=zero_mismatch", "precision=fp32"))
+    run.engine.load_weights(run.trainer.weights())
+    prompts = [item.prompt for item in run.eval_items[:4]]
+    out = run.engine.generate(prompts, num_samples=1, max_new_tokens=9, temperature=1.0, seed=0)
+    assert signs.signs == int(out.lengths.max()) > 1

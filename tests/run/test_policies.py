@@ -84,6 +84,15 @@ def test_a_rollout_without_codes_keeps_the_weights_and_says_so(tmp_path: Path) -
     assert last_policy(tmp_path, "test", run_id(config)).name == "step-1"
 
 
+def test_codes_that_vllm_does_not_read_are_not_kept(tmp_path: Path) -> None:
+    config = small_config("trainer.steps=1", "method=naive", "precision=int2")
+    result = run_cell(config, small_launch(tmp_path, save="quantized"))
+    (said,) = result.retries
+    assert said.startswith("no quantized checkpoint: rollout_weights=int2_g16_asym with rollout_acts=base: valid pairs")
+    assert last_policy(tmp_path, "test", run_id(config)).name == "step-1"
+    assert not last_policy(tmp_path, "test", run_id(config)).with_name("quantized").exists()
+
+
 @pytest.mark.parametrize(
     ("save", "due"),
     [("none", []), ("hf", [7]), ("quantized", [7]), ("every:3", [3, 6, 7]), ("every:10", [7])],

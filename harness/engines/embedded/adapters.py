@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.api import TensorRecord
-from harness.engines.adapter_shapes import adapter_shapes, check_adapters
+from harness.engines.adapter_shapes import adapter_shapes
 from harness.engines.plain_record import plain_record
 from harness.numerics.formats import Adapters, Format
 from harness.numerics.rounding import CASTS
@@ -55,10 +55,6 @@ class LiveAdapters:
                     yield module, a[column:end], b[row : row + count, column:end]
                     column = end
                 row += count
-
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises ValueError for missing, unexpected or misshapen adapters."""
-        check_adapters(self.wanted, tensors)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:

@@ -71,12 +71,12 @@ class EmbeddedEngine:
         keeps_experts: bool = False,
         for_evaluation: bool = False,
     ) -> None:
-        """`stop_ids` end a response as `eos_id` does. `max_batch` rows are sampled at once (None: all), fewer where a
-        GPU has no room, and half as many whenever its memory runs out (not under `sampler=trainer`); it is part of the
-        random stream. `retire_at` None: ended rows are computed to the end. `keeps_log_probs`: rollouts carry the whole
-        distribution of every token; `keeps_experts`: the experts of every position. `for_evaluation`: weights take no
-        memory before the first load and no codes are kept of them, so there is no passport; on a GPU several chunks are
-        computed together, which changes rounding alone.
+        """`stop_ids` end a response as `eos_id` does. `max_batch` rows are sampled at once (None: all); it is part of
+        the random stream. Where a GPU has no room they are fewer, and half as many whenever its memory runs out, but
+        never under `sampler=trainer`. `retire_at` None: ended rows are computed to the end. `keeps_log_probs`: rollouts
+        carry the whole distribution of every token; `keeps_experts`: the experts of every position. `for_evaluation`:
+        weights take no memory before the first load and no codes are kept of them, so there is no passport; on a GPU
+        several chunks are computed together, which changes rounding alone.
         Raises ValueError for a plan this engine cannot follow."""
         if plan.sampler == "trainer" and trainer_model is None:
             raise ValueError("sampler=trainer needs trainer_model, the module to sample from")
@@ -123,8 +123,8 @@ class EmbeddedEngine:
         `sampler=trainer` as wide as `max_new_tokens`, the shape the trainer must score them at.
 
         Temperature 0 is greedy. Raises ValueError for requests that do not fit the model and for `top_p` under
-        `sampler=trainer`, RuntimeError before the
-        first load or while asleep, or where planned residual channels are not set.
+        `sampler=trainer`, RuntimeError before the first load or while asleep, or where planned residual channels are
+        not set, and torch.OutOfMemoryError where a GPU has no room for one row.
         """
         self._check_ready(wants_residual=True)
         requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config, top_p)
@@ -137,7 +137,7 @@ class EmbeddedEngine:
             try:
                 return self._in_chunks(requests, size, together, seed)
             except torch.OutOfMemoryError:  # another process has taken what was free
-                if size == 1 or self.trainer_model is not None:  # the trainer scores what was sampled together
+                if size * together == 1 or self.trainer_model is not None:  # it scores these very chunks
                     raise
             self._drop_cache()
             torch.cuda.empty_cache()
@@ -162,9 +162,10 @@ class EmbeddedEngine:
         return join(parts, None if self.trainer_model is None else requests.max_new_tokens)
 
     def _fitting(self, requests: Requests) -> int:
-        """Rows whose cache and logits fit a GPU's free memory with a quarter to spare, at least one; on a CPU all."""
+        """Rows whose cache and logits fit a GPU's free memory with a quarter to spare, at least one. All of them on a
+        CPU, and under `sampler=trainer`, which has no cache and whose chunks are those that the trainer scores."""
         rows = len(requests.rows)
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or self.trainer_model is not None:
             return rows
         shape, length = self.config, max(map(len, requests.prompts)) + requests.max_new_tokens
         row = 4 * (2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * length + 6 * shape.vocab_size)

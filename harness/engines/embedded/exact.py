@@ -17,6 +17,7 @@ from harness.api import TensorRecord, WeightStream
 from harness.engines.embedded.sampling import Draws, Transcript, pick, race_noise
 from harness.engines.plain_record import plain_record
 from harness.engines.requests import Requests
+from harness.foundation.life import LIFE
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.formats import Format
 
@@ -52,6 +53,7 @@ def sample_exact(model: Decoder, requests: Requests, rows: Tensor, draws: Draws 
     shortest = min(map(len, requests.prompts))  # the trainer gives one number where all prompts are of one length
     prompt_lens = lens if shortest + steps < width else shortest
     for t in range(steps):
+        LIFE.alive()
         logits = model.head(response_hidden(model, ids, prompt_lens, steps))
         log_probs = log_probs_of(logits, requests.temperature)
         noise = None if draws is None else race_noise(draws, logits.shape[2])

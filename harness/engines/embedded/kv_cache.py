@@ -2,9 +2,9 @@
 
 The memory is reserved once for the final length, but laid out with little more than the slots in use: batched matrix
 products over nearly contiguous rows are up to twice as fast on a CPU as over the first slots of long ones. Now and
-then everything moves to a longer layout (`ensure`), and rows that have ended are dropped the same way (`keep`).
-A quantized cache format is emulated:
-what is stored is rounded under one scale per layer for K and for V, and read back as float32.
+then everything moves to a longer layout (`ensure`), and rows that have ended are dropped the same way (`keep`). A
+quantized format is emulated: what is stored is rounded under one scale per layer for K and for V, and read back as
+float32.
 Axes: R rows, K key-value heads, S slots, D head dim.
 """
 

@@ -44,12 +44,12 @@ class ResidualChannels:
 
     @property
     def is_set(self) -> bool:
+        """True where every linear has its channels."""
         return all(linear.residual is not None for linear in self.linears.values())
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """Context whose forward passes decide the channels, without a second pass. On an error they stay
-        unset."""
+        """Context whose forward passes decide the channels, without a second pass. On an error they stay unset."""
         sums: dict[str, Tensor] = {}
         handles: list[Any] = []
         for name, linear in self.linears.items():

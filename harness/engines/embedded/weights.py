@@ -20,7 +20,7 @@ from harness.api import LINEAR, Plan, TensorRecord, WeightStream, base_dtype, we
 from harness.engines.embedded.adapters import LiveAdapters
 from harness.engines.embedded.residual import ResidualChannels
 from harness.engines.embedded.slabs import Slab, cut, fill, gather, given_scales, records
-from harness.engines.weight_stream import check_patterns, read_stream
+from harness.engines.weight_stream import check_beside, check_patterns, read_stream
 from harness.models.decoder import ROUTER, DecoderConfig, tensor_shapes
 from harness.numerics.formats import Format, at_rollout, format_named
 from harness.numerics.linear import EmulatedLinear
@@ -59,6 +59,7 @@ class FusedLayer:
     router: EmulatedLinear | None
     """None in a dense model."""
     input_gain: Tensor
+    """[d] float32, and so is `post_gain`: of the norms before attention and before the MLP."""
     post_gain: Tensor
 
 
@@ -207,10 +208,7 @@ class LiveWeights:
         Raises ValueError for missing, unexpected, repeated or misshapen tensors; the old weights then stay.
         """
         stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
-        if self.adapters is not None:
-            self.adapters.check(stream.adapters)
-        elif stream.adapters:
-            raise ValueError(f"{min(stream.adapters)}: the plan has no adapters at the rollout; stream merged weights")
+        check_beside(stream, self.shapes, {} if self.adapters is None else self.adapters.wanted)
         at_once = [not keeps_codes and slab.fmt.tile is None for slab in self.slabs]
         fresh: list[tuple[Slab, Quantized]] = []
         saturated: list[tuple[int, float]] = []
@@ -255,8 +253,8 @@ class LiveWeights:
 
     @torch.no_grad()
     def records(self) -> tuple[TensorRecord, ...]:
-        """Records of every live tensor. Raises RuntimeError where the memory that the forward pass
-        reads is not, bit for bit, what the codes and scales of the last load stand for, or no codes were kept."""
+        """Records of every live tensor. Raises RuntimeError where the memory that the forward pass reads is not, bit
+        for bit, what the codes and scales of the last load stand for, and where no codes were kept."""
         if not self.loaded:
             raise RuntimeError("no codes were kept of these weights")
         for key, linear in self.linears.items():

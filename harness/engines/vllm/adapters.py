@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.api import TensorRecord
-from harness.engines.adapter_shapes import adapter_shapes, check_adapters
+from harness.engines.adapter_shapes import adapter_shapes
 from harness.engines.plain_record import plain_record
 from harness.engines.vllm.push_by_reload import live_linears
 from harness.engines.vllm.shards import Shard
@@ -33,10 +33,6 @@ class AdapterSlot:
         self.number = 0
         self.request: Any = None
 
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises ValueError for missing, unexpected or misshapen adapters."""
-        check_adapters(self.wanted, tensors)
-
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over checked tensors in place of the last ones."""
         from vllm.lora.request import LoRARequest
@@ -44,9 +40,10 @@ class AdapterSlot:
         if self.request is not None:
             self.llm.llm_engine.remove_lora(self.number)
             shutil.rmtree(self.request.lora_path)
+            self.request = None  # where the push fails, the next one has nothing to remove
         self.number = self.next_number()
         place = self.folder / f"adapter-{self.number}"
-        place.mkdir()
+        place.mkdir(exist_ok=True)
         config = {"peft_type": "LORA", "r": self.adapters.rank, "lora_alpha": self.adapters.alpha, "bias": "none",
                   "target_modules": list(self.adapters.targets), "task_type": "CAUSAL_LM"}  # fmt: skip
         (place / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.api import Plan
+from harness.api import Plan, base_dtype
 from harness.foundation.did_you_mean import nearest
+from harness.numerics.rounding import cast_name
 
 WEIGHT_ONLY = re.compile(r"int(4|8)_g(32|64|128)(_qat)?")
 """Symmetric integer groups: one scheme of vLLM, whatever rule made their scales."""
@@ -122,7 +123,7 @@ def supports(build: Build) -> frozenset[str]:
         groups = [f"int{bits}_g{size}{qat}" for size in (32, 64, 128) for qat in ("", "_qat")]
         names |= {f"rollout_weights:{name}" for name in (groups if weights.endswith("_group") else [weights])}
         names |= {f"rollout_acts:{name}" for name in (("bf16", "fp16") if acts == "base" else (acts,))}
-    return frozenset(names | {f"rollout_kv:{name}" for name in build.kv} | {"rollout_weights:fp32"})
+    return frozenset(names | {f"rollout_kv:{name}" for name in build.kv})
 
 
 def check_plan(build: Build, plan: Plan) -> None:
@@ -137,13 +138,8 @@ def check_plan(build: Build, plan: Plan) -> None:
             raise ValueError(f"{field}={fmt.name}: engine=vllm ({build.name}) cannot: {reason}")
     if plan.rollout_kv is not None and plan.rollout_kv.name not in build.kv:
         raise ValueError(f"rollout_kv={plan.rollout_kv.name}: {nearest(plan.rollout_kv.name, build.kv)}")
-    weights = "bf16" if plan.rollout_weights is None else kind_of(plan.rollout_weights.name)
-    base = weights if weights in ("fp16", "fp32") else "bf16"
-    acts = None if plan.rollout_acts is None else plan.rollout_acts.name
-    pair = (weights, "base" if acts in (None, base) else acts)
-    if pair not in build.pairs:
-        shown = sorted(f"{w} with {a}" for w, a in build.pairs)
-        raise ValueError(f"rollout_weights={pair[0]} with rollout_acts={pair[1]}: valid pairs: {', '.join(shown)}")
+    check_pair(build.pairs, plan)
+    base = cast_name(base_dtype(plan))
     if plan.lm_head is not None and plan.lm_head.name != base:
         raise ValueError(f"lm_head={plan.lm_head.name}: engine=vllm keeps the head in its base format; valid: {base}")
     for pattern, fmt in plan.exceptions:
@@ -153,3 +149,13 @@ def check_plan(build: Build, plan: Plan) -> None:
             )
     if plan.sampler == "trainer" or plan.residual is not None:
         raise ValueError("sampler=trainer and residual are the embedded engine's alone; choose engine=embedded")
+
+
+def check_pair(pairs: frozenset[tuple[str, str]], plan: Plan) -> None:
+    """Raises ValueError, one line, where the plan's weights and inputs are none of `pairs` (`Build.pairs`)."""
+    weights = "bf16" if plan.rollout_weights is None else kind_of(plan.rollout_weights.name)
+    acts = "base" if plan.rollout_acts is None else plan.rollout_acts.name
+    acts = "base" if acts == cast_name(base_dtype(plan)) else acts
+    if (weights, acts) not in pairs:
+        shown = sorted(f"{w} with {a}" for w, a in pairs)
+        raise ValueError(f"rollout_weights={weights} with rollout_acts={acts}: valid pairs: {', '.join(shown)}")

@@ -32,7 +32,7 @@ from harness.engines.vllm.decoding import sample
 from harness.engines.vllm.device_loop import DeviceLoop
 from harness.engines.vllm.memory import check_allocator, check_fits, small_cache
 from harness.engines.vllm.samples import Samples
-from harness.engines.vllm.weights import VLLMWeights
+from harness.engines.vllm.weights import CLOSED, READY, VLLMWeights
 from harness.foundation.root_cause import root_cause
 from harness.foundation.seeds import stable_seed
 from harness.models.decoder import DecoderConfig, tensor_shapes
@@ -221,9 +221,9 @@ class VLLMEngine:
         """Free everything; the engine cannot be used afterwards."""
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-        if self.weights.state == "closed":
+        if self.weights.state == CLOSED:
             return
-        self.weights.state = "closed"
+        self.weights.state = CLOSED
         with suppress(RuntimeError):  # too little room to wake: the process is about to end
             self.wake()  # memory that lies elsewhere cannot be freed
         self.llm.llm_engine.engine_core.shutdown()
@@ -243,8 +243,8 @@ class VLLMEngine:
     def _check_ready(self) -> None:
         if not self.is_awake:
             raise RuntimeError("the engine is asleep: call wake() first")
-        if self.weights.state != "ready":
-            raise RuntimeError(f"the engine's weights are {self.weights.state}: call load_weights first")
+        if self.weights.state != READY:
+            raise RuntimeError(self.weights.state)
 
 
 def start(arguments: dict[str, Any], wide: Sequence[str] = (), *, is_cpu: bool) -> Any:

@@ -57,9 +57,11 @@ def scales_of(
     amax: Mapping[Role, Tensor], fmt: Format, protocol: KVProtocol, *, has_queries: bool
 ) -> dict[Role, float]:
     """One layer's scales by role, by one of the two protocols (precision.md 6.2); queries 1 where not quantized."""
-    rule = (lambda role: inference_scale(amax[role], fmt, role)) if protocol == "inference" else (
-        lambda role: kv_scale(amax[role], fmt))  # fmt: skip
-    return {role: float(rule(role)) if role != "q" or has_queries else 1.0 for role in ROLES}
+    scales: dict[Role, Tensor] = {
+        role: inference_scale(amax[role], fmt, role) if protocol == "inference" else kv_scale(amax[role], fmt)
+        for role in ROLES
+    }
+    return {role: float(scale) if role != "q" or has_queries else 1.0 for role, scale in scales.items()}
 
 
 def set_scales(module: Any, scales: Mapping[Role, float]) -> None:
@@ -91,8 +93,8 @@ def all_scales(model: nn.Module) -> dict[int, dict[Role, float]]:
 def cache_format(model: nn.Module, formats: Mapping[str, str]) -> str | None:
     """The format of the cache by the dtype that every layer stores; None where it is the base dtype.
 
-    `formats`: our name -> vLLM's. Raises RuntimeError where layers differ, for names that vLLM accepts
-    and ignores, and where the memory is of another width.
+    `formats`: our name -> vLLM's. Raises RuntimeError where layers differ, for names that vLLM accepts and ignores, and
+    where the memory is of another width.
     """
     modules = attentions(model).values()
     kinds = {str(module.kv_cache_dtype) for module in modules}

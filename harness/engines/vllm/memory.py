@@ -11,15 +11,13 @@ import torch
 
 from harness.api import Plan, base_dtype, weight_format
 from harness.models.decoder import DecoderConfig, tensor_shapes
-from harness.numerics.effective_bits import ELEMENT_BITS
+from harness.numerics.effective_bits import stored_bits
 from harness.numerics.formats import Format
-from harness.numerics.tiles import stored_shape
 
 SMALL_CACHE = 4 * 2**30
 """Bytes up to which a cache for every sequence at full length is simply reserved."""
 PAGE = 64
 """Tokens whose keys and values vLLM keeps together, at most."""
-SCALE_BYTES = {"fp32": 4, "e4m3": 1, "e8m0": 1, "e8m0_m8": 1}
 
 
 @cache
@@ -41,11 +39,10 @@ def weight_bytes(config: DecoderConfig, plan: Plan) -> int:
 
 
 def tensor_bytes(shape: tuple[int, ...], fmt: Format | None, plan: Plan) -> int:
-    """Bytes of one tensor under `fmt` (None: the engine's dtype), scales included."""
-    if fmt is None or fmt.tile is None:
-        return prod(shape) * (base_dtype(plan).itemsize if fmt is None else ELEMENT_BITS[fmt.element] // 8)
-    scales = prod(stored_shape(fmt.tile, shape))
-    return prod(shape) * ELEMENT_BITS[fmt.element] // 8 + scales * SCALE_BYTES[fmt.scale_dtype]
+    """Bytes of one tensor of `shape` under `fmt` (None: the engine's dtype), its scales and zero points included."""
+    if fmt is None:
+        return prod(shape) * base_dtype(plan).itemsize
+    return -(-stored_bits(shape, fmt) // 8)
 
 
 def kv_bytes_per_token(config: DecoderConfig, plan: Plan) -> int:

@@ -4,8 +4,8 @@ Each linear layer is asked: unit vectors give its weights back as the kernel app
 which rounding its inputs go through, for the answer is nearer to that format's than to any other's. So a layout need
 not be known (Marlin's, oneDNN's), and a format that is accepted and not in force is found out: weights that were
 quantized a second time, inputs that were left alone. Everything else is read from its memory. Large models are asked
-at some of their columns. Experts of a mixture are asked by `experts.py`. Left out: attention,
-whose cache is described by its dtype and scales.
+at some of their columns. Experts of a mixture are asked by `experts.py`. Left out: attention, whose cache is described
+by its dtype and scales.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def weight_records(
     Raises RuntimeError naming the first tensor whose kernel does not compute with the codes that were sent. A GPU is
     waited for twice, not once per tensor: on one that is shared every wait may last as long as another's turn.
     """
-    asked: list[tuple[str, str, nn.Module]] = []  # the checkpoint's tensor, the live layer's name, the layer
+    asked: list[tuple[str, str, nn.Module, int]] = []  # the checkpoint's tensor, the layer's name, the layer, weights
     differences: list[Tensor] = []
     for name, layer, parts in live_linears(model):
         first = sent.get(f"{parts[0]}.weight")
@@ -123,22 +123,22 @@ def weight_records(
             gap = (live - values).abs()
             wrong = ~(gap <= WEIGHT_TOLERANCE * values.abs() + 1e-12)  # NaN too
             differences.append(torch.stack([wrong.sum().double(), gap.max().double()]))
-            asked.append((f"{part}.weight", name, layer))
+            asked.append((f"{part}.weight", name, layer, values.numel()))
     if not asked:
         return []
-    for (part, name, layer), (count, gap) in zip(asked, torch.stack(differences).tolist(), strict=True):
+    for (part, name, layer, total), (count, gap) in zip(asked, torch.stack(differences).tolist(), strict=True):
         if count:
             raise RuntimeError(
-                f"{part} is not the {sent[part].format.name} tensor that was loaded: {count:.0f} of "
-                f"{sent[part].values.numel()} weights differ in {kernel_name(layer)} of {name}, by up to {gap:.3g}"
+                f"{part} is not the {sent[part].format.name} tensor that was loaded: {count:.0f} of {total} weights "
+                f"that were asked for differ in {kernel_name(layer)} of {name}, by up to {gap:.3g}"
             )
-    hashes = hashes_of([(sent[part].codes, *sent[part].scales) for part, _, _ in asked])
+    hashes = hashes_of([(sent[part].codes, *sent[part].scales) for part, *_ in asked])
     return [
         TensorRecord(
             name=part, format=sent[part].format.name, dtype=sent[part].dtype, scale_shape=sent[part].scale_shape,
             hash=code, kernel=kernel_name(layer),
         )
-        for (part, _, layer), code in zip(asked, hashes, strict=True)
+        for (part, _, layer, _), code in zip(asked, hashes, strict=True)
     ]  # fmt: skip
 
 
@@ -195,7 +195,8 @@ def input_formats(
 ) -> dict[str, str]:  # fmt: skip
     """Formats of the inputs of the blocks' linear layers, by the weight's name: the format whose rounding explains its
     answer to a random input best; of formats that round it alike the `planned` one. Where not every column of a layer
-    is known, those that are answer for it. `shard`: as in `weight_records`."""
+    is known, those that are answer for it. `shard`: as in `weight_records`. Raises RuntimeError where an answer is not
+    finite."""
     base, found = cast_name(dtype), dict[str, str]()
     asked: list[tuple[list[str], tuple[str, ...]]] = []  # the tensors of a layer, the formats that its inputs may have
     gaps: list[Tensor] = []
@@ -212,10 +213,13 @@ def input_formats(
         weights = torch.cat([values_here(name, sent[name], shard) for name in names])
         gaps.append((readings @ weights.T - apply(layer, x).float()).flatten(1).norm(dim=1))
         asked.append((names, formats))
-    told = iter(torch.cat(gaps).tolist() if gaps else [])
+    told = iter(torch.cat(gaps).nan_to_num(torch.inf).tolist() if gaps else [])
     for names, formats in asked:
         by_gap = [(next(told), name) for name in formats]
-        found |= dict.fromkeys(names, min(by_gap, key=lambda pair: pair[0])[1])
+        gap, nearest = min(by_gap, key=lambda pair: pair[0])
+        if gap == torch.inf:
+            raise RuntimeError(f"inputs of {names[0]}: its kernel answers a finite input with NaN or infinity")
+        found |= dict.fromkeys(names, nearest)
     return found
 
 

@@ -138,11 +138,8 @@ class Writer:
         self.recorded: tuple[_Memory, torch.cuda.CUDAGraph] | None = None
 
     def write(self, stream: Stream) -> None:
-        """Write a checked stream into the live tensors: codes and scales by kernel, plain ones by copy.
-
-        Raises ValueError for scales that do not fit, before a byte is written.
-        """
-        check_scales(stream, self.quantized, self.shard)
+        """Write a whole stream, checked by `check_scales` too, into the live tensors: codes and scales by kernel, plain
+        ones by copy."""
         memory = _memory_of(stream, self.device)
         if memory is not None and (self.recorded is None or self.recorded[0] != memory) and self.seen == memory:
             self.recorded = None
@@ -157,7 +154,8 @@ class Writer:
             self._launch(stream)
 
     def write_part(self, stream: Stream) -> None:
-        """`write` for some whole fused matrices and some plain tensors, each of which may lie anywhere."""
+        """`write` for some whole fused matrices and some plain tensors, each of which may lie anywhere. Raises
+        ValueError for scales that do not fit, before a byte of this part is written."""
         check_scales(stream, self.quantized, self.shard)
         self._launch(stream)
 

@@ -19,11 +19,15 @@ class Samples:
         shape = num_rows, max_new_tokens
         self.end_ids = np.array(end_ids, np.int64)
         self.ids = np.full(shape, pad_id, np.int64)
+        """[N, T] sampled tokens, then padding."""
         self.logp = np.zeros(shape, np.float32)
+        """[N, T] nats, 0 where padded."""
         self.lengths = np.zeros(num_rows, np.int64)
+        """[N] tokens sampled so far."""
         self.has_ended = np.zeros(num_rows, np.bool_)
-        """True per row that has ended by one of `end_ids`."""
+        """[N] True per row that has ended by one of `end_ids`."""
         self.log_probs = None if vocab_size is None else np.zeros((*shape, vocab_size), np.float32)
+        """[N, T, V] nats of the whole vocabulary, 0 where padded."""
 
     def record(self, rows: Sequence[int], output: Any) -> None:
         """Record one step's tokens, `rows` being those of vLLM's ModelRunnerOutput; rows that ended before, and those

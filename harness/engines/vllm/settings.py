@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from harness.api import QUANTIZED, Plan, base_dtype, fused, weight_format
-from harness.engines.vllm.builds import CPU, CUDA, Build, kind_of
+from harness.engines.vllm.builds import CPU, CUDA, Build, check_pair, kind_of
 from harness.engines.weight_stream import check_patterns
 from harness.models.checkpoint import CONFIG, config_json
 from harness.models.decoder import ROUTER, DecoderConfig, tensor_shapes
@@ -93,10 +93,9 @@ def check_device(build: Build, device: str, plan: Plan) -> None:
         for field in ("rollout_weights", "rollout_kv"):
             fmt = getattr(plan, field)
             flag = None if fmt is None else build.cpu_flags.get(kind_of(fmt.name))
-            if flag is not None and flag not in cpu_flags():
-                name = getattr(fmt, "name", None)
+            if fmt is not None and flag is not None and flag not in cpu_flags():
                 raise ValueError(
-                    f"{field}={name}: vLLM's CPU kernel needs {flag}, which this processor lacks; choose "
+                    f"{field}={fmt.name}: vLLM's CPU kernel needs {flag}, which this processor lacks; choose "
                     "precision=fp8_channel, bf16 or fp16, or engine=embedded"
                 )
         return
@@ -104,10 +103,10 @@ def check_device(build: Build, device: str, plan: Plan) -> None:
         raise ValueError("engine=vllm: no CUDA device is visible; choose engine=embedded trainer.device=cpu")
     major, minor = torch.cuda.get_device_capability()
     fmt = plan.rollout_weights
-    needed = build.min_capability.get(kind_of(fmt.name), 0) if fmt is not None else 0
-    if 10 * major + minor < needed:
+    needed = 0 if fmt is None else build.min_capability.get(kind_of(fmt.name), 0)
+    if fmt is not None and 10 * major + minor < needed:
         raise ValueError(
-            f"rollout_weights={fmt.name if fmt else None}: needs compute capability {needed / 10:g}, "
+            f"rollout_weights={fmt.name}: needs compute capability {needed / 10:g}, "
             f"{torch.cuda.get_device_name()} has {major}.{minor}"
         )
 
@@ -124,13 +123,19 @@ def cpu_flags() -> frozenset[str]:
 
 def check_shape(build: Build, config: DecoderConfig, plan: Plan) -> None:
     """Raises ValueError, one line, where the kernels do not take the model's shapes, or its experts in the plan's
-    formats, and for an exception of the plan that matches no tensor."""
+    formats, for an exception of the plan that matches no tensor or wants another 16- or 32-bit format than the
+    engine's (of norms' gains FP32 may be wanted), and as `quantization_config`."""
     check_patterns(plan, tensor_shapes(config))
     if config.head_dim not in build.head_dims:
         raise ValueError(
             f"model.head_dim={config.head_dim}: vLLM's attention ({build.name}) takes "
             f"{', '.join(map(str, build.head_dims))}; models made for it: xs128, s128"
         )
+    base, wide = cast_name(base_dtype(plan)), fp32_gains(plan, config)
+    for name in tensor_shapes(config):
+        fmt = weight_format(plan, name)
+        if fmt is not None and fmt.tile is None and fmt.name != base and name not in wide:
+            raise ValueError(f"exceptions: {name} as {fmt.name}; engine=vllm holds it in its base format, {base}")
     if config.num_experts:
         check_experts(build, config, plan)
     if plan.rollout_weights is None or plan.rollout_weights.tile is None:
@@ -143,6 +148,7 @@ def check_shape(build: Build, config: DecoderConfig, plan: Plan) -> None:
                 f"{name}: {shape[0]} x {shape[1]}, and {plan.rollout_weights.name} needs multiples of {rows} x "
                 f"{columns} on vLLM ({build.name}); models made for it: xs128, s128"
             )
+    quantization_config(plan, config)
 
 
 def check_experts(build: Build, config: DecoderConfig, plan: Plan) -> None:
@@ -154,7 +160,8 @@ def check_experts(build: Build, config: DecoderConfig, plan: Plan) -> None:
         )
     for name in routers(config):
         if is_quantized(plan, f"{name}.weight"):
-            raise ValueError(f"exceptions: {name} is a router; routers are not quantized; valid: bf16, fp16, fp32")
+            valid = cast_name(base_dtype(plan))
+            raise ValueError(f"exceptions: {name} is a router; routers are not quantized; valid: {valid}")
     for name in expert_formats(plan, config):
         multiple = build.experts.get(kind_of(name))
         if multiple is None:
@@ -193,10 +200,8 @@ def expert_formats(plan: Plan, config: DecoderConfig) -> list[str]:
     for name in tensor_shapes(config):
         if is_expert(name):
             fmt = weight_format(plan, name)
-            is_coded = fmt is not None and fmt.tile is not None
-            by_layer.setdefault(name.partition(".mlp.")[0], set()).add(
-                fmt.name if fmt is not None and is_coded else cast_name(base_dtype(plan))
-            )
+            held = cast_name(base_dtype(plan)) if fmt is None or fmt.tile is None else fmt.name
+            by_layer.setdefault(name.partition(".mlp.")[0], set()).add(held)
     for layer, names in by_layer.items():
         if len(names) > 1:
             raise ValueError(f"exceptions: the experts of {layer} are one matrix in vLLM; all or none of them")
@@ -220,13 +225,14 @@ def fp32_gains(plan: Plan, config: DecoderConfig) -> list[str]:
 def quantization_config(plan: Plan, config: DecoderConfig) -> dict[str, Any] | None:
     """compressed-tensors' `quantization_config` of a plan; None where nothing is quantized.
 
-    Routers stay as they are. Raises ValueError for exceptions in another quantized format, and where one splits a fused
-    matrix or a layer's experts.
+    Routers stay as they are. Raises ValueError for formats that no build of vLLM takes, for exceptions in another
+    quantized format, and where one splits a fused matrix or a layer's experts.
     """
     expert_formats(plan, config)
     fmt = plan.rollout_weights
     if fmt is None or fmt.tile is None:
         return None
+    check_pair(CUDA.pairs, plan)  # the CPU build has none besides
     names = [name for name in tensor_shapes(config) if any(fnmatchcase(name, p) for p in QUANTIZED)]
     for name in names:
         own = weight_format(plan, name)
@@ -237,7 +243,7 @@ def quantization_config(plan: Plan, config: DecoderConfig) -> dict[str, Any] | N
         if len({name.removesuffix(".weight") in left for name in group}) > 1:
             raise ValueError(f"exceptions: {', '.join(group)} are one fused matrix; all or none of them")
     scheme: dict[str, Any] = {"targets": ["Linear"], "weights": _weights(fmt)}
-    if plan.rollout_acts is not None and plan.rollout_acts.name in ACTS:
+    if plan.rollout_acts is not None and plan.rollout_acts.tile is not None:
         scheme["input_activations"] = ACTS[plan.rollout_acts.name]
     return {
         "quant_method": "compressed-tensors", "format": _layout(fmt), "quantization_status": "compressed",

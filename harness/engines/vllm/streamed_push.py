@@ -65,12 +65,13 @@ class Arrival:
 
     @torch.no_grad()
     def end(self) -> None:
-        """End the push. Raises ValueError where something is missing."""
+        """End the push. Raises ValueError where something is missing, and for adapters or scales of the cache that the
+        model does not have."""
         if self.waiting:
             self._settle()
         if missing := [name for own in self.units.values() for name in own]:
             raise ValueError(f"weight stream: missing {listed(missing)}; unexpected none")
-        self.weights.check_adapters(self.rest.adapters)
+        self.weights.check_beside(self.rest)
         if self.weights.writer is None:
             self.weights.take_over(self.pushed, self.rest)
         else:

@@ -21,6 +21,7 @@ import torch
 
 from harness.config.schema import RunConfig
 from harness.engines.vllm.settings import ENVIRONMENT
+from harness.engines.vllm.shards import check_shards
 from harness.models.checkpoint import CONFIG, load_config
 from harness.models.decoder import DecoderConfig
 
@@ -38,13 +39,12 @@ STAMP = "lowbit.json"
 def layer_shapes(config: DecoderConfig, tensor_parallel: int = 1) -> list[Shape]:
     """Shapes of vLLM's linear layers that DeepGEMM multiplies: N a multiple of 64, K of 128 (vllm/utils/deep_gemm.py,
     should_use_deepgemm_for_fp8_linear), without the head, which stays in 16 bits. Raises ValueError
-    where the GPUs cannot share the heads, and for mixtures of experts."""
+    where `tensor_parallel` GPUs cannot share the model, and for mixtures of experts."""
     if config.num_experts:
         raise ValueError(
             f"num_experts={config.num_experts}: nothing to warm; kernels of experts are compiled when first used"
         )
-    if config.num_heads % tensor_parallel:
-        raise ValueError(f"tensor-parallel={tensor_parallel}: the model has {config.num_heads} heads; valid: a divisor")
+    check_shards(config, tensor_parallel, f"tensor-parallel={tensor_parallel}")
     heads, pairs = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     pairs = max(pairs // tensor_parallel, config.head_dim)  # a key-value head is not cut, but copied
     wide, own = config.intermediate_size // tensor_parallel, heads // tensor_parallel
@@ -169,7 +169,7 @@ def cold_shapes(shapes: Iterable[Shape], here: Sequence[str]) -> list[Shape]:
 
 
 def notes(cells: Iterable[RunConfig]) -> list[str]:
-    """A line for every model folder with which cells would compile while they sample."""
+    """A line for every folder of a dense model with which cells would compile while they sample."""
     wanted = {
         cell.model.path
         for cell in cells
@@ -179,7 +179,8 @@ def notes(cells: Iterable[RunConfig]) -> list[str]:
         return []
     found: list[str] = []
     for folder in sorted(path for path in map(str, wanted) if (Path(path) / CONFIG).exists()):
-        if cold := cold_shapes(layer_shapes(load_config(folder)), _here()):
+        config = load_config(folder)
+        if not config.num_experts and (cold := cold_shapes(layer_shapes(config), _here())):
             found.append(
                 f"DeepGEMM will compile kernels for {len(cold)} layer shapes of {folder} while it samples, seconds "
                 f"each; before a run: lowbit warm {folder}"

@@ -23,12 +23,16 @@ from harness.engines.vllm.builds import Build
 from harness.engines.vllm.export import Export, export
 from harness.engines.vllm.memory import num_parameters
 from harness.engines.vllm.shards import Shard
-from harness.engines.weight_stream import Stream, read_stream
+from harness.engines.weight_stream import Stream, check_beside, read_stream
 from harness.models.decoder import DecoderConfig, tensor_shapes
-from harness.numerics.kv_scales import Role
+from harness.numerics.kv_scales import scale_names
 from harness.numerics.quantize import Quantized, code_flips
 
-HALF = "of a swap that did not end"
+READY = "ready"
+"""State of weights that may be sampled from; the others are what a refusal says."""
+NOTHING = "the engine has no weights: call load_weights first"
+HALF = "the last push did not end: call load_weights first"
+CLOSED = "the engine is closed"
 SMALL = 2**28
 """Elements up to which a model takes the reference's way and codes of the last push are kept to count flips."""
 
@@ -57,26 +61,24 @@ class VLLMWeights:
         self.sent_experts: dict[str, experts.Sent] = {}
         self.codes: dict[str, Quantized] = {}
         self.pushes, self.flips, self.saturated = 0, math.nan, 0.0
-        self.state = "without weights"
+        self.state = NOTHING
 
     def load(self, weights: WeightStream) -> None:
         """Take over a whole stream. ValueError leaves the old weights in place; whatever else goes wrong half-way
-        leaves `state` other than "ready"."""
+        leaves `state` at HALF."""
         stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
-        self.check_adapters(stream.adapters)
+        self.check_beside(stream)
         if self.writer is None:
             self.take_over(export(stream, self.plan, self.shapes, self.device), stream)
         else:
+            push_by_kernels.check_scales(stream, self.writer.quantized, self.shard)
             self.state = HALF
             self.writer.write(stream)
             self.finish(self.sample(stream), stream)
 
-    def check_adapters(self, adapters: dict[str, Tensor]) -> None:
-        """Raises ValueError for adapters that the plan does not have."""
-        if self.adapters is not None:
-            self.adapters.check(adapters)
-        elif adapters:
-            raise ValueError(f"{min(adapters)}: the plan has no adapters at the rollout; stream merged weights")
+    def check_beside(self, stream: Stream) -> None:
+        """Raises ValueError for adapters that the plan does not have, and for scales of the cache without a place."""
+        check_beside(stream, self.shapes, {} if self.adapters is None else self.adapters.wanted)
 
     def take_over(self, pushed: Export, stream: Stream) -> None:
         """Put exported tensors under the live model, and compare what is not quantized with the stream."""
@@ -109,7 +111,7 @@ class VLLMWeights:
         self.sent_experts = experts.sent_of(pushed, self.plan, self.config, self.device)
         self._count(pushed)
         self.pushes += 1
-        self.state = "ready"
+        self.state = READY
 
     def swap(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Put tensors in the checkpoint's format under the live model. Until `load` has compared what arrived, the
@@ -125,10 +127,8 @@ class VLLMWeights:
             return
         values = torch.stack([scale.detach().float().reshape(()) for scale in stream.kv.values()]).tolist()
         told = dict(zip(stream.kv, values, strict=True))
-        roles: tuple[Role, Role] = ("k", "v")
         for layer, module in kv.attentions(self.model).items():
-            names: dict[Role, str] = {role: f"model.layers.{layer}.self_attn.{role}_scale" for role in roles}
-            kv.set_scales(module, {role: told[name] for role, name in names.items() if name in told})
+            kv.set_scales(module, {role: told[name] for role, name in scale_names(layer).items() if name in told})
 
     def _compare(self, stream: Stream) -> None:
         """Raises RuntimeError where a tensor that is held as it is differs from what was sent."""

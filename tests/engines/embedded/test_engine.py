@@ -14,6 +14,7 @@ from harness.api import Plan
 from harness.engines.embedded import engine as embedded
 from harness.engines.embedded import forward
 from harness.engines.embedded.engine import EmbeddedEngine
+from harness.engines.requests import requests_of
 from harness.models.decoder import DecoderConfig, response_hidden
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import format_named
@@ -199,6 +200,16 @@ def test_chunks_that_are_computed_together_draw_the_same(monkeypatch: pytest.Mon
         assert tried[: len(at_first)] == at_first and max(tried[1:]) == at_first[-1]
 
 
+def test_chunks_of_one_row_are_computed_apart_before_memory_is_called_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder()
+    expected = sample(loaded(model, max_batch=1), EVEN)
+    tried, engine = in_room(monkeypatch, 2), loaded(model, max_batch=1)
+    engine.rows_at_once = 5
+    found = sample(engine, EVEN)
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert tried[:2] == [5, 2] and max(tried[1:]) == 2
+
+
 def test_memory_for_no_row_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -209,8 +220,12 @@ def test_memory_for_no_row_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         sample(loaded(model), EVEN)
     exact = Plan(rollout_weights=format_named("fp32"), sampler="trainer")
     monkeypatch.setattr(embedded, "sample_exact", fail)
+    engine = loaded(model, exact, trainer_model=model)
     with pytest.raises(torch.OutOfMemoryError):  # never in other chunks than those that the trainer scores
-        sample(loaded(model, exact, trainer_model=model), EVEN)
+        sample(engine, EVEN)
+    engine.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: pytest.fail("a GPU's memory was asked for"))
+    assert engine._fitting(requests_of(EVEN, 4, 12, 1.0, model.config)) == 12
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
@@ -322,7 +337,11 @@ def test_bad_requests_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             sample(engine, EVEN, **change)
-    for prompts, words in (([], "there is none"), ([[3], []], "number 1 is empty"), ([[24]], "token 24 is outside")):
+    for prompts, words in (
+        ([], r"^prompts: none given$"),
+        ([[3], []], "number 1 is empty"),
+        ([[24]], "token 24 is outside"),
+    ):
         with pytest.raises(ValueError, match=words):
             sample(engine, prompts)
 

@@ -125,3 +125,18 @@ def test_scales_in_the_stream_are_taken_over() -> None:
     stream = dict(model.named_parameters()) | extra
     engine.load_weights((name, tensor.detach()) for name, tensor in stream.items())
     assert engine.kv.scales.tolist() == [[1.0, 0.5], [0.25, 1.0]]
+
+
+def test_scales_that_the_model_has_no_place_for_are_refused_and_change_nothing() -> None:
+    engine, model = engine_of("e4m3_kv")
+    before = engine.realized_plan()
+    other = {name: 2 * tensor.detach() for name, tensor in model.named_parameters()}
+    for name, scale, said in (
+        ("model.layers.2.self_attn.k_scale", torch.ones(()), "is in the stream, and the model has no such layer"),
+        ("x.self_attn.v_scale", torch.ones(()), "is in the stream, and the model has no such layer"),
+        ("model.layers.1.self_attn.v_scale", torch.ones(2), "has shape (2,); a scale of the cache is one number"),
+    ):
+        with pytest.raises(ValueError) as error:
+            engine.load_weights(iter((other | {name: scale}).items()))
+        assert str(error.value) == f"{name} {said}"
+        assert engine.realized_plan() == before and engine.kv.scales.eq(1).all()

@@ -117,7 +117,7 @@ def test_where_it_is_written_at_once_a_bad_stream_is_never_sampled_from(live: Li
         assert_same((passport, wanted[1], rollout), wanted)
         with pytest.raises(ValueError, match=r"missing model.norm.weight; unexpected none"):
             arrive(engine, list(stream(A))[:-1], 2)
-        with pytest.raises(RuntimeError, match="of a swap that did not end"):
+        with pytest.raises(RuntimeError, match=r"^the last push did not end: call load_weights first$"):
             seen(engine)
         arrive(engine, stream(A), 100)
         passport, _, rollout = seen(engine)
@@ -153,7 +153,7 @@ def test_adapters_and_scales_of_the_cache_may_come_with_their_block_or_behind_al
     weights: Any = SimpleNamespace(
         plan=plan, shapes=tensor_shapes(SHAPE), writer=None, device=torch.device("cpu"),
         plain=lambda: ((name, tensor) for name, tensor in stream(A)),
-        check_adapters=lambda adapters: taken.append(dict(adapters)), take_over=lambda *given: taken.append(given),
+        check_beside=lambda rest: taken.append(dict(rest.adapters)), take_over=lambda *given: taken.append(given),
     )  # fmt: skip
     small = {
         "model.layers.0.mlp.up_proj.lora_A.weight": torch.ones(2, 128),

@@ -8,6 +8,8 @@ from torch import nn
 
 from harness.api import Plan
 from harness.engines.vllm import push_by_kernels
+from harness.engines.vllm.shards import Shard
+from harness.engines.vllm.weights import READY, VLLMWeights
 from harness.engines.weight_stream import Stream
 from harness.numerics.formats import format_named
 from tests.engines.engine_cases import MOE
@@ -78,7 +80,7 @@ def test_scales_of_some_parts_are_refused_before_a_byte_is_written(scaled):
     model = fused("block")
     places = push_by_kernels.quantized_places(model, PLAN, SHAPES)
     with pytest.raises(ValueError, match="comes without a scale, other parts of its fused matrix with one"):
-        push_by_kernels.Writer(PLAN, places, []).write(stream_of(scaled))
+        push_by_kernels.Writer(PLAN, places, []).write_part(stream_of(scaled))
     assert model.model.layers[0].self_attn.qkv_proj.weight.float().abs().sum() == 0
 
 
@@ -87,7 +89,19 @@ def test_scales_of_another_size_are_refused():
     stream = stream_of(list(SHAPES))
     stream.scales["model.layers.0.self_attn.k_proj.weight"] = torch.ones(3, 3)
     with pytest.raises(ValueError, match=r"k_proj\.weight_scale has 9 values, the engine holds 2"):
-        push_by_kernels.Writer(PLAN, places, []).write(stream)
+        push_by_kernels.Writer(PLAN, places, []).write_part(stream)
+
+
+def test_a_push_that_is_refused_for_its_scales_leaves_the_engine_ready():
+    places = push_by_kernels.quantized_places(fused("block"), PLAN, SHAPES)
+    weights = object.__new__(VLLMWeights)
+    weights.plan, weights.shapes, weights.adapters, weights.shard = PLAN, SHAPES, None, Shard(config=DENSE)
+    weights.writer, weights.state = push_by_kernels.Writer(PLAN, places, []), READY
+    stream = stream_of(list(SHAPES)[:1])
+    scales = ((f"{name}_scale", scale) for name, scale in stream.scales.items())
+    with pytest.raises(ValueError, match=r"k_proj\.weight comes without a scale, other parts of its fused matrix"):
+        weights.load(iter([*stream.tensors.items(), *scales]))
+    assert weights.state == READY
 
 
 def test_it_is_refused_where_it_cannot_be_had():

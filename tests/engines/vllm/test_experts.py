@@ -113,7 +113,7 @@ def test_pieces_and_torn_swaps(engine: VLLMEngine) -> None:
     for lost in ("model.layers.1.mlp.experts.5.up_proj.weight", "model.layers.0.mlp.experts.0.down_proj.weight"):
         with pytest.raises(IncompleteSwap, match=r"1 layers got no or only part .*\.mlp\.experts"):
             engine.weights.swap([(name, tensor) for name, tensor in pushed if name != lost])
-        with pytest.raises(RuntimeError, match="a swap that did not end"):
+        with pytest.raises(RuntimeError, match=r"^the last push did not end: call load_weights first$"):
             engine.realized_plan()
         engine.load_weights(weights(B))
         assert engine.realized_plan() == passport

@@ -143,6 +143,15 @@ def test_every_input_format_is_recognized(weights: str, name: str) -> None:
         assert found == {name} or (name in alike and found <= alike)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_answer_that_is_not_finite_is_no_evidence_of_the_planned_format(value: float) -> None:
+    model, sent = block("e4m3_channel", lambda x: torch.full_like(x, value))
+    with pytest.raises(RuntimeError) as error:
+        entering(model, sent, planned="e4m3_token")
+    name = "layers.0.self_attn.q_proj.weight"
+    assert str(error.value) == f"inputs of {name}: its kernel answers a finite input with NaN or infinity"
+
+
 def test_of_formats_that_round_alike_the_planned_one_is_named() -> None:
     model, sent = block("e4m3_channel", rounded("e4m3_token"), width=128)  # one group is the whole row
     assert set(entering(model, sent, planned="e4m3_1x128").values()) == {"e4m3_1x128"}
@@ -337,8 +346,9 @@ def test_ranks_that_share_a_layer_have_the_passport_of_one(weights: str) -> None
             layer.enters = as_it_is
         assert {r.name: r.hash for r in passport.weight_records(model, sent, BF16, shard)} == alone
         plain[-1].held = plain[-1].held.roll(1, 1)  # the columns of another rank's neighbour
-        with pytest.raises(RuntimeError, match=r"o_proj\.weight is not the .* tensor that was loaded"):
+        with pytest.raises(RuntimeError, match=r"o_proj\.weight is not the .* tensor that was loaded") as error:
             passport.weight_records(model, sent, BF16, shard)
+        assert f" of {256 * 256} weights that were asked for differ" in str(error.value)  # half of 256 x 512
 
 
 def whole_of(sent: dict[str, passport.Sent]) -> tuple[nn.Module, dict[str, passport.Sent]]:

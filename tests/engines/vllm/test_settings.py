@@ -40,6 +40,23 @@ def test_unquantized_linears_are_ignored_by_vllm() -> None:
     assert settings.quantization_config(plan_of("bf16", "bf16"), SHAPE) is None
 
 
+@pytest.mark.parametrize(
+    ("weights", "acts", "said"),
+    [
+        ("int2_g16_asym", None, "int2_g16_asym with rollout_acts=base"),  # its zero points have no word here
+        ("mxfp4_even", None, "mxfp4_even with rollout_acts=base"),  # would be called NVFP4
+        ("nvfp4", "nvfp4_act_token", "nvfp4 with rollout_acts=nvfp4_act_token"),  # would lose its inputs' format
+        ("e5m2_tensor", "e4m3_token", "e5m2_tensor with rollout_acts=e4m3_token"),  # would be called E4M3
+    ],
+)
+def test_formats_that_no_build_takes_are_not_described_as_others(weights: str, acts: str | None, said: str) -> None:
+    with pytest.raises(ValueError) as error:
+        settings.quantization_config(plan_of(weights, acts), SHAPE)
+    valid = ", ".join(sorted(f"{w} with {a}" for w, a in CUDA.pairs))
+    assert str(error.value) == f"rollout_weights={said}: valid pairs: {valid}"
+    assert CPU.pairs < CUDA.pairs
+
+
 def test_shapes_that_kernels_do_not_take_are_refused() -> None:
     settings.check_shape(CPU, SHAPE, plan_of("int4_g128"))
     with pytest.raises(ValueError) as error:
@@ -72,6 +89,24 @@ def test_gains_kept_in_float32_are_listed() -> None:
         "model.layers.0.input_layernorm.weight", "model.layers.1.input_layernorm.weight"]  # fmt: skip
     assert settings.fp32_gains(plan_of("fp32", exceptions=wanted), SHAPE) == []
     assert settings.fp32_gains(plan_of("bf16"), SHAPE) == []
+
+
+def test_plain_formats_that_vllm_would_not_hold_are_refused() -> None:
+    """The passport would find it, but after the start."""
+    fp32, fp16 = format_named("fp32"), format_named("fp16")
+    for plan, said in (
+        (
+            plan_of("bf16", exceptions=(("*.1.*.o_proj.weight", fp32),)),
+            "model.layers.1.self_attn.o_proj.weight as fp32",
+        ),
+        (replace(INT8, exceptions=(("model.embed*", fp32),)), "model.embed_tokens.weight as fp32"),
+        (replace(INT8, exceptions=(("model.norm.weight", fp16),)), "model.norm.weight as fp16"),
+    ):
+        with pytest.raises(ValueError) as error:
+            settings.check_shape(CUDA, SHAPE, plan)
+        assert str(error.value) == f"exceptions: {said}; engine=vllm holds it in its base format, bf16"
+    settings.check_shape(CUDA, SHAPE, replace(INT8, exceptions=(("*norm.weight", fp32), ("*.o_proj.weight", None))))
+    settings.check_shape(CUDA, SHAPE, plan_of("fp16", exceptions=(("*.o_proj.weight", fp16),)))
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
@@ -204,7 +239,9 @@ def test_what_experts_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     one = replace(INT8, exceptions=(("*.experts.3.*", None),))
     assert refused(CUDA, one) == "exceptions: the experts of model.layers.0 are one matrix in vLLM; all or none of them"
     routers = replace(INT8, exceptions=(("*.mlp.gate.weight", format_named("int8_channel")),))
-    assert "model.layers.0.mlp.gate is a router; routers are not quantized" in refused(CUDA, routers)
+    assert refused(CUDA, routers) == (
+        "exceptions: model.layers.0.mlp.gate is a router; routers are not quantized; valid: bf16"
+    )
     monkeypatch.setattr(settings, "cpu_flags", lambda: frozenset({"avx512_vnni"}))
     assert "needs amx_tile" in refused(CPU, INT8)
     settings.check_shape(CPU, MIXTURE, plan_of("bf16"))

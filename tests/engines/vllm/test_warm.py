@@ -51,8 +51,12 @@ def test_a_key_value_head_is_copied_where_gpus_are_more() -> None:
     """Eight GPUs, four key-value heads: each GPU has a whole one."""
     shape = replace(shape_of("7b"), num_heads=32, num_kv_heads=4, hidden_size=4096)
     assert warm.layer_shapes(shape, 8)[0] == (4 * 128 + 2 * 128, 4096)
-    with pytest.raises(ValueError, match="tensor-parallel=3: the model has 32 heads; valid: a divisor"):
-        warm.layer_shapes(shape, 3)
+    for heads, gpus in ((32, 3), (36, 3)):  # 36 heads divide by 3, their 4 key-value heads do not
+        with pytest.raises(ValueError) as told:
+            warm.layer_shapes(replace(shape, num_heads=heads), gpus)
+        assert str(told.value) == (
+            f"tensor-parallel=3: {heads} heads, 4 key-value heads and 18944 MLP channels do not divide by 3 devices"
+        )
 
 
 def test_layers_that_deepgemm_does_not_take_are_left_out() -> None:
@@ -155,6 +159,13 @@ def test_cells_that_would_compile_while_they_sample_are_told(
     for capability in ((8, 0), (10, 0)):  # DeepGEMM is for Hopper
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda found=capability: found)
         assert warm.notes(cells) == []
+
+
+def test_a_mixture_of_experts_is_run_without_a_note(hopper: Path, tmp_path: Path) -> None:
+    """`layer_shapes` refuses it, which must not stop a run."""
+    mixture = replace(WIDE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128)
+    save_decoder(Decoder(mixture), tmp_path / "model")
+    assert warm.notes([cell(tmp_path / "model")]) == []
 
 
 def test_machines_that_cannot_compile_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -367,6 +367,7 @@ def test_engines_and_generations_are_checked_and_updates_where_there_are_any(tmp
     rows = check.engine_rows(found.records)
     worst = {what: max(abs(row.error) for row in rows if row.what == what) for what in ("weights", "cache")}
     assert len(rows) == 62 and worst["weights"] < 0.06 and worst["cache"] < 0.02
+    assert all(row.predicted < row.measured for row in rows if row.what == "weights")
     whole = list(check.generation_rows(ROOT / "results", found, sweep))
     shorter = [f"7b-{precision}, {batch} x 512" for precision in ("bf16", "fp8_block") for batch in (64, 256)]
     assert [row.where for row in whole] == [*shorter, "0.5b-bf16, 64 x 16384"]

@@ -47,8 +47,8 @@ def test_bytes_of_formats_and_cache() -> None:
         "bf16": 16 * codes,
         "int8": 8 * codes + 32 * 256,
         "fp8_block": 8 * codes + 32 * 2 * 4,
-        "int4": 4 * codes + 32 * codes / 128,
-        "nvfp4": 4 * codes + 8 * codes / 16,
+        "int4": 4 * codes + 16 * codes / 128,
+        "nvfp4": 4 * codes + 8 * codes / 16 + 32,
     }
     assert kv_bytes_per_token(SIZES["7b"], plan_of("bf16")) == 57344
     assert kv_bytes_per_token(SIZES["7b"], plan_of("fp8_block+kv8")) == 28672
