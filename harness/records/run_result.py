@@ -246,15 +246,17 @@ def read_series(folder: Path, run_id: str, names: Collection[str] | None = None)
     path = folder / f"{run_id}.parquet"
     try:
         # By no `read_table`: its threads may still hold these bytes when the interpreter ends, which aborts it.
-        with pq.ParquetFile(pa.BufferReader(path.read_bytes())) as file:
+        with pq.ParquetFile(pa.BufferReader(path.read_bytes()), page_checksum_verification=True) as file:
             wanted = None if names is None else [name for name in file.schema_arrow.names if name in names]
             table = file.read(columns=wanted, use_threads=False)
+        values = table.to_pydict()
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except pa.ArrowException as error:
-        raise ValueError(f"{path}: not a Parquet file: {error}") from error
+        reason = error.strerror or " ".join(str(error).split())
+        raise ValueError(f"{path}: cannot be read: {reason}") from error
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a Parquet file: {' '.join(str(error).split())}") from error
     columns: dict[str, list[Any]] = {}
-    for name, column in table.to_pydict().items():
+    for name, column in values.items():
         missing = [] if pa.types.is_list(table.schema.field(name).type) else math.nan
         columns[name] = [missing if value is None else value for value in column]
     return columns
@@ -387,5 +389,8 @@ def series_bytes(series: Sequence[Row]) -> bytes:
         is_list = any(isinstance(value, Sequence) for value in values)
         columns[name] = pa.array(values, pa.list_(pa.float32()) if is_list else pa.float32(), from_pandas=False)
     sink = io.BytesIO()
-    pq.write_table(pa.table(columns), sink, compression="zstd", use_dictionary=False, write_statistics=False)
+    pq.write_table(
+        pa.table(columns), sink, compression="zstd", use_dictionary=False, write_statistics=False,
+        write_page_checksum=True,
+    )  # fmt: skip
     return sink.getvalue()

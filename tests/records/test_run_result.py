@@ -163,6 +163,23 @@ def test_corrupt_files_are_named_with_a_reason(tmp_path: Path) -> None:
         read_series(tmp_path, "gone")
 
 
+def test_damage_within_a_series_is_told_in_one_line(tmp_path: Path) -> None:
+    """One bit of a number, a name that is no text, and the head of a page."""
+    write_result(tmp_path, minimal(), [{"a": float(i), "some_name": 0.5} for i in range(200)])
+    path = tmp_path / "a1.parquet"
+    whole = path.read_bytes()
+    assert verify(tmp_path) == []
+    told: list[str] = []
+    for place, value in ((600, whole[600] ^ 1), (whole.index(b"some_name"), 0xFF), (4, 0xFF)):
+        path.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+        told += verify(tmp_path)
+    assert [line.removeprefix(f"{path}: ") for line in told] == [
+        "cannot be read: could not verify page integrity, CRC checksum verification failed for page_ordinal 0",
+        "not a Parquet file: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        "cannot be read: Couldn't deserialize thrift: don't know what type: \x0f Deserializing page header failed.",
+    ]
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_result(tmp_path, minimal(num_steps=1), [{"a": 1.0}])
     before = path.read_bytes()
