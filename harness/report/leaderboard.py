@@ -258,7 +258,7 @@ def _against_columns(
     """Columns of an arm beside its control; `alone`: endpoint -> label -> what the arm does on single bases."""
     arm, reference = one.arm, one.control
     own = scores[arm.label].auc
-    against = None if reference is None or reference is arm else scores[reference.label]
+    against = None if reference is None or _reason(arm, reference, scores) else scores[reference.label]
     other = {} if against is None else against.auc
     keys = [key for key in own if key in other]
     gaps = by_base(np.array([own[key] - other[key] for key in keys]), [base for (base, _), _ in keys])
@@ -281,12 +281,12 @@ def _reason(arm: Arm, reference: Arm | None, scores: Mapping[str, Scores]) -> st
         return "control"
     if not scores[arm.label].auc:
         return "no result"
-    if reference is None or not _common(scores[arm.label], scores[reference.label], "reference"):
+    if reference is None or not _common(scores[arm.label], scores[reference.label]):
         return "no control"
     return ""
 
 
-def _common(own: Scores, other: Scores, endpoint: str) -> bool:
+def _common(own: Scores, other: Scores, endpoint: str = "reference") -> bool:
     """Do two arms share a base and its questions?"""
     return not {base for base, _ in own.outcomes[endpoint]}.isdisjoint(base for base, _ in other.outcomes[endpoint])
 

@@ -11,7 +11,9 @@ import pytest
 from scipy import stats as scipy_stats
 
 from harness.records import stats
+from harness.records.arms import group_arms
 from harness.records.run_result import Base, EvalRecord, RunResult
+from harness.report import collapse_times
 from harness.report.leaderboard import board_of, contrasts, leaderboard
 from harness.report.scores import by_base, components
 from tests import result_factory as factory
@@ -294,6 +296,40 @@ def test_a_base_that_was_trained_again_is_another_one_and_no_pair_mixes_the_two(
     apart = [r for r in runs if r.run_id not in ("bf16c", "naived")]  # seed 2: the arm on one, the control on the other
     row = rows(leaderboard(apart))["naive int8"]
     assert (row["pairs"], row["seeds"]) == (2, 3) and row["difference"] == pytest.approx(-0.25)
+    alone = [run for run in runs if run.run_id in ("bf16c", "naived")]
+    row = rows(leaderboard(alone))["naive int8"]
+    assert (row["pairs"], row["seeds"], row["verdict"], row["control"]) == (0, 1, "no control", "bf16 bf16")
+    names = ("difference", "p_sign", "improvement", "improvement_low", "crossed_low", "wins", "deployed_difference")
+    assert all(math.isnan(row[name]) for name in names)
+    assert collapse_times.compared(group_arms(alone), "bf16")[0].own == []
+
+
+def test_a_run_of_the_same_seeds_on_another_device_is_another_run_of_the_arm() -> None:
+    """Three bases, each with a run on the CPU and one on a GPU: units are the bases, and no run is lost."""
+
+    def cell(method: str, precision: str, seed: int, device: str, right: int) -> RunResult:
+        answers = [1] * right + [0] * (4 - right)
+        made = run(method, precision, seed, [[1, 0, 0, 0], answers, answers], run_id=f"{method}{seed}{device}")
+        return made.model_copy(
+            update={"config": made.config | {"trainer": made.config["trainer"] | {"device": device}}}
+        )
+
+    control = [cell("bf16", "bf16", seed, device, 4) for seed in range(3) for device in ("cpu", "cuda")]
+    lost = {"cpu": [1, 1, 2], "cuda": [2, 1, 3]}
+    arm = [cell("naive", "int8", seed, device, 4 - gaps[seed]) for device, gaps in lost.items() for seed in range(3)]
+    gaps = -np.array([1.5, 1.0, 2.5]) / 4
+    for order in (1, -1):
+        results = [*control, *arm][::order]
+        (found,) = collapse_times.compared(group_arms(results), "bf16")
+        assert len(found.own) == len(found.other) == 6
+        row = rows(leaderboard(results))["naive int8"]
+        assert (row["seeds"], row["pairs"], row["collapse"]) == (6, 3, "0 of 6: at most 39 %")
+        assert row["difference"] == pytest.approx(gaps.mean())
+        assert row["p"] == pytest.approx(scipy_stats.ttest_1samp(gaps, 0).pvalue)  # pyright: ignore[reportAttributeAccessIssue]
+        assert (row["wins"], row["losses"]) == (0, 10)
+    on_gpu = [run for run in arm if run.run_id.endswith("cuda")]
+    row = rows(leaderboard([*control[::2], *on_gpu]))["naive int8"]  # a base's runs are a pair on whatever device
+    assert (row["pairs"], row["difference"], row["losses"]) == (3, pytest.approx(-6 / 12), 6)
 
 
 def test_runs_of_one_base_and_bases_with_one_run_are_units() -> None:
