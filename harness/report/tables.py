@@ -29,6 +29,8 @@ from methods import METHODS
 Row = Mapping[str, Any]
 WIDTH = 100
 """Columns of a terminal that a table must fit."""
+VERDICT_WIDTH = 19
+"""Those of a verdict in it."""
 ENGINE_NOTES = {
     "embedded": "Embedded engine: rollouts run in torch with emulated formats. What carries over to large models is "
     "how formats and corrections act on learning. What does not: absolute numbers, the order of fp8 and int8, and "
@@ -310,7 +312,7 @@ def _verdict(prefix: str = "") -> Callable[[Row], str]:
 
 
 def short_verdict(prefix: str = "") -> Callable[[Row], str]:
-    """A verdict in 18 columns, for a terminal."""
+    """A verdict in at most `VERDICT_WIDTH` columns, for a terminal."""
 
     def show(row: Row) -> str:
         words, bound = row[f"{prefix}verdict"], row[f"{prefix}collapse_high"]
@@ -321,7 +323,8 @@ def short_verdict(prefix: str = "") -> Callable[[Row], str]:
         if below := num_below(row, prefix):
             return f"below on {below}".replace(" of ", "/")
         if lower := num_lower(row, prefix):
-            return f"lower on {lower} bases".replace(" of ", "/")
+            words = f"lower on {lower} bases".replace(" of ", "/")
+            return words if len(words) <= VERDICT_WIDTH else words.removesuffix(" bases")
         return verdict_words(row, prefix)
 
     return show
@@ -426,11 +429,11 @@ _TERMINAL_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("seeds", 6, _seeds),
     ("AUC", 8, lambda row: number_cell(row["auc"])),
     ("to control", 11, _short_difference),
-    ("verdict", 19, short_verdict()),
+    ("verdict", VERDICT_WIDTH, short_verdict()),
 )
 _DEPLOYED_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("AUC", 8, lambda row: number_cell(row["deployed_auc"])),
-    ("verdict", 19, short_verdict("deployed_")),
+    ("verdict", VERDICT_WIDTH, short_verdict("deployed_")),
 )
 """(heading, columns, cell)."""
 BELOW_ON = "below on x/n: the mean is open, but on so many bases it is below its control (sign test at 5 %, all arms)."

@@ -282,6 +282,8 @@ def test_single_bases_are_told_where_the_mean_over_bases_is_open() -> None:
     assert "lower on 3/4 bases" in text and LOWER_ON in text and LOWER_ON not in render_terminal(leaderboard(sweep(3)))
     assert "| cannot tell, lower on 3 of 4 bases (+" in page
     assert "| naive int8 | -0.003 equal | -0.203 lower | -0.093 lower | -0.253 lower |" in page
+    many = leaderboard(factory.replicated({base: 20 if base % 2 else -20 for base in range(20)}))
+    assert " lower on 10/20\n" in render_terminal(many), "no letter is cut off"
     assert "## Base by base" not in markdown(board_of(sweep(3)), "quick")
     fallen = three_sentences(leaderboard(factory.replicated({0: 0, 1: 20, 2: 70, 3: 35})))
     assert fallen[1].endswith(", undecided (it loses 0.20 to 0.35 on 2 of 4 bases).")
@@ -336,6 +338,20 @@ def test_a_setting_in_which_some_arms_always_collapse_and_others_never_is_told()
     assert not any(line.startswith("With") for line in three_sentences(board))
     board["variant"], board["is_preliminary"] = "staleness 16", [False, False, True, False]
     assert not any(line.startswith("With") for line in three_sentences(board))
+
+
+def test_an_arm_of_which_no_run_was_evaluated_is_a_row_without_numbers() -> None:
+    """Three runs of a variant took every step, and each of their evaluations ended in an error."""
+    lost = [run.model_copy(update={"evals": []}) for run in sweep() if run.config["algo"]["mode"] == "bypass_ppo"]
+    results = [run for run in sweep() if run.config["algo"]["mode"] == "decoupled"] + lost
+    board = board_of(results)
+    row = board.table.set_index("arm").loc["naive int4 bypass_ppo"]
+    assert (row["seeds"], row["collapse"], row["verdict"]) == (3, "-", "no result")
+    page = markdown(board, "quick")
+    shown = next(cells(line) for line in page.splitlines() if line.startswith("| naive int4 bypass_ppo"))
+    assert shown[1:9] == ["3", "-", "-", "-", "-", "no result", "-", "-"]
+    assert "naive int4 bypass_ppo" in render_terminal(board.table)
+    assert three_sentences(board.table) == three_sentences(board_of(results[:-3]).table)
 
 
 def test_equal_is_never_printed_without_its_bound_on_collapse() -> None:
