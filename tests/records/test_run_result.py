@@ -236,6 +236,21 @@ def test_import_merges_by_identical_id(tmp_path: Path) -> None:
     assert not (destination / "quick" / "r3.json").exists()
 
 
+def test_of_two_files_of_one_run_the_finished_one_is_imported_and_two_finished_ones_are_refused(tmp_path: Path) -> None:
+    source, destination = tmp_path / "source", tmp_path / "runs"
+    for folder, values in (("a", {"status": "cancelled", "reason": "Ctrl-C"}), ("b", {}), ("c", {}), ("d", {})):
+        write_result(source / folder, minimal(**values), [{"a": 1.0}])
+    write_result(source / "d", minimal(status="failed", reason="x"), None)
+    paths = sorted(source.rglob("*.json"))
+    assert import_results(paths, destination) == (["a1"], ["a1", "a1"])
+    assert read_result(destination / "quick" / "a1.json") == minimal()
+    write_result(source / "c", minimal(num_steps=5), [{"a": 9.0}])
+    with pytest.raises(ValueError) as caught:
+        import_results(paths, tmp_path / "other")
+    assert str(caught.value) == f"{tmp_path / 'other'}: another result of quick/a1 is there; remove one of the two"
+    assert not (tmp_path / "other").exists()
+
+
 def test_summary_by_hand() -> None:
     evals = [record(0, 0.4), record(40, 0.8), record(20, 0.6), record(40, 0.7, "rollout"), record(0, 0.1, "rollout")]
     rows = [
