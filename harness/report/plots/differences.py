@@ -12,18 +12,24 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 
 from harness.records.arms import Arm, label
 from harness.records.stats import COLLAPSES, DELTA
-from harness.report.plots.colours import BLUE, GREEN, INK, REFERENCE, VERMILION
-from harness.report.plots.style import above_panels, stripes, style_name
+from harness.report.plots.colours import BLUE, BROWN, GREEN, INK, ORANGE, PINK, REFERENCE, SKY, VERMILION
+from harness.report.plots.style import above_panels, columns_for, shift_of, stripes, style_name, wrapped
 from harness.report.plots.titles import score_words, scores_title
 
-CONTEXTS = ((INK, "o", "full"), (BLUE, "s", "none"), (VERMILION, "D", "full"), (GREEN, "^", "none"))
-"""(colour, marker, fill) of the contexts in order."""
+CONTEXTS = (
+    (INK, "o", "full"), (BLUE, "s", "none"), (VERMILION, "D", "full"), (GREEN, "^", "none"), (PINK, "v", "full"),
+    (ORANGE, "p", "none"), (SKY, "<", "full"), (BROWN, ">", "none"),
+)  # fmt: skip
+"""(colour, marker, fill) of the contexts in order; a sweep of more has no such figure."""
 DECIDED = ("better", "worse", "equal")
 """Ends of a verdict, that of the runs which stand where others collapsed, that say where a difference lies."""
+SPREAD = 0.72
+"""Height over which the contexts of a row stand, in rows: a marker is nearest to its own row's name."""
 FADED = 0.4
 """Opacity of differences without a verdict."""
 ZOOM = 0.05
@@ -34,15 +40,15 @@ Rows = list[tuple[str, str]]
 
 
 def differences(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Figure | None:
-    """AUC minus the control's of every arm that was compared; None where there is none."""
+    """AUC minus the control's of every arm that was compared; None where there is none, or too many contexts."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for arm in arms:
         row = board[arm.label]
         if not math.isnan(row["difference"]):
             found.setdefault((arm.precision, style_name(arm)), {})[label(arm.context)] = row
-    if not found:
-        return None
     contexts = list(dict.fromkeys(label(arm.context) for arm in arms))
+    if not found or len(contexts) > len(CONTEXTS):
+        return None
     precisions = list(dict.fromkeys(arm.precision for arm in arms))
     order = sorted(found, key=lambda key: (precisions.index(key[0]), -_mean(found[key])))
     halves = _halves(order)
@@ -51,18 +57,20 @@ def differences(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Fig
     axes: Any = figure.subplots(1, len(halves), sharex=True, squeeze=False)
     for ax, rows in zip(axes[0], halves, strict=True):
         _draw(ax, rows, found, contexts)
-    figure.supxlabel(
-        f"{score_words(arms)} minus that of {control}, 95 % intervals (linear up to {ZOOM:g}, then "
-        f"logarithmic; grey: within {DELTA:g})",
-        fontsize=8,
+    words = (
+        f"{score_words(arms)} minus that of {control}, 95 % intervals (linear up to {ZOOM:g}, then logarithmic; "
+        f"grey: within {DELTA:g})"
     )
+    figure.supxlabel(wrapped(figure, words, FontProperties(size=8)), fontsize=8)
     looks: list[dict[str, Any]] = [
         {"color": colour, "marker": marker, "fillstyle": fill, "label": name or "decided"}
         for name, (colour, marker, fill) in zip(contexts, CONTEXTS, strict=False)
     ]
     handles = [Line2D([], [], linewidth=1.0, markersize=3.6, **look) for look in looks]
     faded = Line2D([], [], color=INK, alpha=FADED, marker="o", linewidth=1.0, markersize=3.6, label="undecided")
-    above_panels(figure, [*handles, faded], len(handles) + 1, scores_title(arms, board, control))
+    handles.append(faded)
+    columns = columns_for(figure, [str(handle.get_label()) for handle in handles], len(handles))
+    above_panels(figure, handles, columns, scores_title(arms, board, control))
     return figure
 
 
@@ -90,9 +98,9 @@ def _draw(ax: Axes, rows: Rows, found: dict[tuple[str, str], dict[str, Any]], co
             row = found[key].get(context)
             if row is None:
                 continue
-            colour, marker, fill = CONTEXTS[i % len(CONTEXTS)]
+            colour, marker, fill = CONTEXTS[i]
             alpha = 1.0 if row["verdict"].endswith(DECIDED) else FADED
-            at = y + 0.36 * (i - (len(contexts) - 1) / 2)
+            at = y + shift_of(i, len(contexts), min(0.36 * (len(contexts) - 1), SPREAD))
             if not math.isnan(row["difference_low"]):
                 ends = [row["difference_low"], row["difference_high"]]
                 ax.plot(ends, [at, at], color=colour, linewidth=1.0, alpha=alpha, solid_capstyle="butt")

@@ -210,26 +210,32 @@ def _log_scale(ax: Axes, zeros: Sequence[str]) -> None:
 def legend(figure: Figure | SubFigure, looks: Looks, marked: bool = True, columns: int = 5, title: str = "") -> None:
     """One legend above all panels under the figure's title, in at most so many columns as its longest name leaves room
     for."""
-    font = FontProperties(size=rcParams["legend.fontsize"])
-    em = font.get_size_in_points() / 72
-    spaces = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"] + rcParams["legend.columnspacing"]
-    widest = max(TextPath((0, 0), name, prop=font).get_extents().width for name in looks) / 72 + em * spaces
-    columns = max(1, min(len(looks), columns, int(figure.bbox.width / figure.dpi / widest)))
     handles = [
         Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker if marked else "",
                fillstyle=look.fill, label=name)
         for name, look in looks.items()
     ]  # fmt: skip
-    above_panels(figure, handles, columns, title)
+    above_panels(figure, handles, columns_for(figure, list(looks), columns), title)
+
+
+def columns_for(figure: Figure | SubFigure, names: Sequence[str], most: int) -> int:
+    """Columns of a legend of these names: at most so many as its longest name leaves room for."""
+    font = FontProperties(size=rcParams["legend.fontsize"])
+    em = font.get_size_in_points() / 72
+    spaces = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"] + rcParams["legend.columnspacing"]
+    widest = max(TextPath((0, 0), name, prop=font).get_extents().width for name in names) / 72 + em * spaces
+    return max(1, min(len(names), most, int(figure.bbox.width / figure.dpi / widest)))
 
 
 def above_panels(figure: Figure | SubFigure, handles: Sequence[Any], columns: int, title: str) -> None:
     """A legend above all panels, and above it the figure's title, which a suptitle would print across it; in several
     lines where the figure is too narrow for one."""
-    font, text = FontProperties(size=8.5, weight="bold"), title
-    if title:
-        taken = TextPath((0, 0), title, prop=font).get_extents().width / 72
-        text = textwrap.fill(title, int(0.95 * len(title) * figure.bbox.width / figure.dpi / taken))
-    figure.legend(
-        handles=handles, loc="outside upper center", ncols=columns, title=text or None, title_fontproperties=font
-    )
+    font = FontProperties(size=8.5, weight="bold")
+    text = wrapped(figure, title, font) if title else None
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns, title=text, title_fontproperties=font)
+
+
+def wrapped(figure: Figure | SubFigure, text: str, font: FontProperties) -> str:
+    """The text in lines for which the figure is wide enough."""
+    taken = TextPath((0, 0), text, prop=font).get_extents().width / 72
+    return textwrap.fill(text, int(0.95 * len(text) * figure.bbox.width / figure.dpi / taken))
