@@ -83,7 +83,7 @@ class Board:
         """Baseline -> `contrasts` with it, no correction first; without those that no arm is compared with."""
         others = [name for name in reversed(self.baselines) if name != self.control]
         found = {
-            name: _contrasts(self.arms, self.scores, name, self.endpoints, self.alpha, without=others[:place])
+            name: contrasts(self.arms, self.scores, name, self.endpoints, self.alpha, without=others[:place])
             for place, name in enumerate(others)
         }
         return {name: rows for name, rows in found.items() if len(rows)}
@@ -137,7 +137,8 @@ def board_of(
 
 
 def contrasts(
-    results: Sequence[RunResult],
+    arms: Sequence[Arm],
+    scores: Mapping[str, Scores],
     baseline: str = BASELINES[-1],
     endpoints: Sequence[str] = ENDPOINTS,
     alpha: float = stats.ALPHA,
@@ -145,16 +146,9 @@ def contrasts(
 ) -> pd.DataFrame:
     """Differences of every arm from the method `baseline` at the same precision and context; empty without such pairs.
 
-    Left out: methods of `without` as they are, and arms to which `baseline` ran at other settings alone. The columns of
-    `leaderboard` from `control` on. They are decided by themselves, context by context.
+    Left out: methods of `without` as they are, and arms to which `baseline` ran at other settings alone. `scores`: by
+    label. The columns of `leaderboard` from `control` on. They are decided by themselves, context by context.
     """
-    return _contrasts(*score_arms(results), baseline, endpoints, alpha, without)
-
-
-def _contrasts(
-    arms: Sequence[Arm], scores: Mapping[str, Scores], baseline: str, endpoints: Sequence[str], alpha: float,
-    without: Sequence[str],
-) -> pd.DataFrame:  # fmt: skip
     pairs: list[tuple[Arm, Arm]] = []
     for arm in arms:
         if arm.method in (baseline, *without) and arm.is_plain:

@@ -264,9 +264,9 @@ def _marks(board: pd.DataFrame, form: str = "{}") -> list[str]:
     return [f"{form.format(mark)} {text}" for column, (mark, text) in MARKS.items() if any(board[column])]
 
 
-def interval_cell(name: str) -> Callable[[Row], str]:
+def interval_cell(name: str, form: str = ".3f") -> Callable[[Row], str]:
     """`0.521 [0.45, 0.59]` of a row; the mean alone where it has no interval."""
-    return lambda row: with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], ".3f", ".2f")
+    return lambda row: with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], form, ".2f")
 
 
 def _short_difference(row: Row) -> str:
@@ -281,11 +281,6 @@ def difference_cell(prefix: str = "") -> Callable[[Row], str]:
     """`+0.021 [-0.05, +0.09]` of a row; the mean alone where it has no interval."""
     name = f"{prefix}difference"
     return lambda row: with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], "+.3f", "+.2f")
-
-
-def _chance(name: str) -> Callable[[Row], str]:
-    low, high = ("low", "high") if name == "probability" else (f"{name}_low", f"{name}_high")
-    return lambda row: with_interval(row[name], row[low], row[high], ".2f")
 
 
 def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:
@@ -376,7 +371,7 @@ _ARM_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("verdict as deployed", _verdict("deployed_")),
     ("collapsed as deployed", lambda row: row["deployed_collapse"]),
     ("ranked by", lambda row: row["endpoint"]),
-    ("P(better)", _chance("improvement")),
+    ("P(better)", interval_cell("improvement", ".2f")),
     ("sampler reward", interval_cell("reward")),
     ("max k3, nats", _largest_k3),
     ("raw ESS", lambda row: number_cell(row["ess_token_raw"], ".2f")),
@@ -405,7 +400,7 @@ _OVER_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("arm", lambda row: row["arm"]),
     ("settings", lambda row: str(row["settings"])),
     ("runs", lambda row: str(row["runs"])),
-    ("P(better)", _chance("probability")),
+    ("P(better)", interval_cell("improvement", ".2f")),
 )
 _COMPONENT_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("setting", lambda row: row["context"] or "all"),

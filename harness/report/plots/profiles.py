@@ -75,8 +75,8 @@ def run_scores(scores: Scores) -> Floats:
 def improvements(arms: Sequence[Arm], scores: Mapping[str, Scores], control: str) -> pd.DataFrame:
     """P(arm > control) over all contexts that have both, one row per method, precision and variant. `scores`: by label.
 
-    Columns: arm, settings (how many contexts), runs, control_runs, probability, low, high. Empty where the sweep has a
-    single context.
+    Columns: arm, settings (how many contexts), runs, and improvement with its ends as in the leaderboard. Empty where
+    the sweep has a single context.
     """
     lines: dict[tuple[str, str], list[Arm]] = {}
     for arm in arms:
@@ -94,10 +94,9 @@ def improvements(arms: Sequence[Arm], scores: Mapping[str, Scores], control: str
                     "arm": f"{name} {precision}",
                     "settings": len(strata),
                     "runs": sum(len(x) for x, _ in strata),
-                    "control_runs": sum(len(y) for _, y in strata),
-                    "probability": found.probability,
-                    "low": found.low,
-                    "high": found.high,
+                    "improvement": found.probability,
+                    "improvement_low": found.low,
+                    "improvement_high": found.high,
                 }
             )
     return pd.DataFrame(rows)
