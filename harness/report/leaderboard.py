@@ -27,7 +27,7 @@ from harness.records.effective_bits import bits_of_run
 from harness.records.run_result import Base, RunResult
 from harness.records.statuses import FINISHED, STATUSES
 from harness.records.sweep_file import BASELINES, ENDPOINTS
-from harness.report.scores import Scores, by_base, score_arms
+from harness.report.scores import Scores, by_base, on_common_bases, score_arms
 from methods import METHODS
 
 Pairing = tuple[Arm, Arm | None]
@@ -102,10 +102,10 @@ def leaderboard(
     not collapse, `difference_low` and `_high` the interval that decides (`stats.decide`, over the arms of a context),
     `p_adjusted` the p of that decision. `verdict` is in words, `collapse` the rate with its interval;
     `deployed_difference`, `deployed_verdict` ... the same of the policy as deployed. `endpoint` says which one ranks
-    the arm. `improvement` is P(AUC of a run > that of a run of the control), `crossed` the interval over new seeds and
-    new questions, `p_equal` two one-sided tests within `stats.DELTA`, `wins` and `losses` the final answers that one
-    of two paired runs alone got right. NaN where nothing was measured. `alpha` is the level of the verdicts: lower
-    for a sweep that was looked at while it ran (`harness.records.looks.level_of`).
+    the arm. `improvement` is P(AUC of a run > that of a run of the control on the same bases), `crossed` the interval
+    over new seeds and new questions, `p_equal` two one-sided tests within `stats.DELTA`, `wins` and `losses` the final
+    answers that one of two paired runs alone got right. NaN where nothing was measured. `alpha` is the level of the
+    verdicts: lower for a sweep that was looked at while it ran (`harness.records.looks.level_of`).
     """
     return board_of(results, control, endpoints, alpha).table
 
@@ -260,7 +260,7 @@ def _against_columns(
         "control": reference.label if reference is not None else "",
         "p_sign": stats.sign_flip_p(gaps),
         "verdict": one.found["reference"].verdict,
-        **_improvement(own, other),
+        **_improvement(scores[arm.label], against),
         **_over_questions(scores[arm.label], against),
     }
     for endpoint, found in one.found.items():
@@ -285,8 +285,8 @@ def _common(own: Scores, other: Scores, endpoint: str = "reference") -> bool:
     return not {base for base, _ in own.outcomes[endpoint]}.isdisjoint(base for base, _ in other.outcomes[endpoint])
 
 
-def _improvement(own: Mapping[stats.Key, float], other: Mapping[stats.Key, float]) -> dict[str, float]:
-    found = stats.improvement([(np.array(list(own.values())), np.array(list(other.values())))])
+def _improvement(own: Scores, other: Scores | None) -> dict[str, float]:
+    found = stats.improvement([] if other is None else [on_common_bases(own, other)])
     return {"improvement": found.probability, "improvement_low": found.low, "improvement_high": found.high}
 
 

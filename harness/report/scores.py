@@ -168,6 +168,13 @@ def by_base(rows: stats.Floats, bases: Sequence[Hashable]) -> stats.Floats:
     return np.array([rows[[other == base for other in bases]].mean(axis=0) for base in distinct])
 
 
+def on_common_bases(own: Scores, other: Scores) -> tuple[stats.Floats, stats.Floats]:
+    """AUCs of the runs of two arms, [m] and [n], on the bases (and questions) that both have."""
+    common = {base for base, _ in own.auc} & {base for base, _ in other.auc}
+    first, second = (np.array([v for (base, _), v in one.auc.items() if base in common]) for one in (own, other))
+    return first, second
+
+
 def by_pair(runs: Sequence[RunResult]) -> dict[stats.Key, RunResult]:
     """((base, questions), run seed) -> run of an arm: what runs share that are compared as a pair, here answer by
     answer. A second run there, on another device, is another run of the arm: its device stands beside its seed."""

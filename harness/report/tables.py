@@ -56,7 +56,8 @@ READING = (
     "Effective bits: what the rollout stores for the linear layers (codes, scales, zero points, adapters in 16 bits) "
     "over their number of weights.",
     "Collapsed: of all runs, with a 95 % interval (Clopper and Pearson). No verdict says more about collapse than it.",
-    "P(better): the chance that a run has a higher AUC than a run of the control, with a 95 % score interval. The CSV "
+    "P(better): the chance that a run has a higher AUC than a run of the control on the same bases, with a 95 % score "
+    "interval. The CSV "
     "also has the interval over new seeds and questions, the p of equality, and McNemar's test on the final answers.",
     "A diverged run scores 0 at every evaluation it did not reach. Failed, cancelled and skipped runs are counted and "
     "not scored.",

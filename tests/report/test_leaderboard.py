@@ -90,6 +90,16 @@ def test_what_the_control_is_beaten_by_hand() -> None:
     assert all(math.isnan(board["bf16 bf16"][name]) for name in ("improvement", "crossed_low", "p_mcnemar", "p_equal"))
 
 
+def test_runs_on_the_bases_that_both_have_are_compared_one_by_one() -> None:
+    """The control's third base is an easy one: no run of the arm, which never started there, can beat that."""
+    control = [run("bf16", "bf16", seed, [[0, 1], [1, right], [1, right]]) for seed, right in enumerate((0, 0, 1))]
+    arm = [run("naive", "int8", seed, [[0, 1], [1, 0], [1, 1]]) for seed in range(2)]
+    row = rows(leaderboard([*control, *arm]))["naive int8"]
+    assert (row["improvement"], row["pairs"], row["difference"]) == (1.0, 2, 0.25)
+    want = stats.improvement([(np.array([0.75, 0.75]), np.array([0.5, 0.5]))])
+    assert (row["improvement_low"], row["improvement_high"]) == (want.low, want.high)
+
+
 def test_a_diverged_run_counts_as_collapsed_and_scores_0() -> None:
     """Means are over all runs; the difference is about the run that stands, beside the rate of collapse."""
     whole = [run("bf16", "bf16", seed, [[0, 1], [1, 1], [1, 1]]) for seed in range(2)]
