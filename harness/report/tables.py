@@ -38,29 +38,33 @@ ENGINE_NOTES = {
     "not stress sequence-level products of ratios.",
 }
 LOOKS = (
-    "Verdicts are given at {:.1%} in place of 3.3 %: somebody read them and then added runs, so each is one of several "
-    "looks"
+    "Verdicts are given at {:.1f} % in place of 3.3 %: somebody read them and then added runs, so each is one of "
+    "several looks"
 )
 READING = (
     "Two endpoints, each the mean accuracy of the evaluations after step 0: the BF16 policy (AUC), comparable across "
     "rows, and the policy as deployed, in the run's own rollout format. Accuracy is that after the last step, in the "
-    "reference precision; the reward is the sampler's over the last five steps. Brackets beside means over seeds are "
-    "95 % bootstrap intervals over seeds and questions.",
+    "reference precision; the reward is the sampler's over the last five steps. Brackets beside means are 95 % "
+    "bootstrap intervals over bases (over seeds where there is one base) and questions.",
     "A difference is the arm minus its control over common bases and questions, over the runs that did not collapse. "
     "Its interval is the one that decides: of the verdicts of one length and one endpoint at most 5 % are expected to "
     "be wrong (a false discovery rate over its arms). Variances lean on those of the other arms (moderated).",
-    f"Verdict: better or worse where the interval excludes 0, equal where it lies within ±{stats.DELTA:g}, else cannot "
-    "tell, with the number of further seeds that would show the difference seen. No signal: the arm or its control "
+    f"Verdict: better or worse where the interval excludes 0, equal where it lies within ±{stats.DELTA:g} (where it "
+    "does both, the surer of the two), else cannot tell. (+n): about n more seeds would show a difference as large as "
+    f"the one seen, or of {stats.DELTA:g} where that is smaller. No signal: the arm or its control "
     "never left its start, or both sit at 0. Collapses in x of n: so many runs diverged, or ended below half of the "
     "accuracy they started from; what the others show follows.",
     "Effective bits: what the rollout stores for the linear layers (codes, scales, zero points, adapters in 16 bits) "
     "over their number of weights.",
     "Collapsed: of all runs, with a 95 % interval (Clopper and Pearson). No verdict says more about collapse than it.",
     "P(better): the chance that a run has a higher AUC than a run of the control on the same bases, with a 95 % score "
-    "interval. The CSV "
-    "also has the interval over new seeds and questions, the p of equality, and McNemar's test on the final answers.",
-    "A diverged run scores 0 at every evaluation it did not reach. Failed, cancelled and skipped runs are counted and "
-    "not scored.",
+    "interval. The CSV also has the interval over new seeds and questions, the p of equality, and McNemar's test on "
+    "the final answers.",
+    "Seeds: the runs that are scored, of all where some are not. A diverged run scores 0 at every evaluation it did "
+    "not reach. Failed, cancelled and skipped runs are counted and not scored.",
+    "Ranked by: the endpoint that orders the arms of a format. Max k3: the largest mismatch of sampler and trainer in "
+    "a step of any run, nats a token. Raw ESS: the share of tokens that importance weights without a bound leave in "
+    "effect, the median of steps and runs. Entropy: the trainer's, mean of the last five steps.",
 )
 BELOW = (
     "Below on x of n bases, where the mean cannot be told: an exact sign test over bases says, at 5 % over all arms of "
@@ -120,7 +124,7 @@ def markdown(board: Board, sweep: str, expectations: Sequence[Expectation] = ())
     """The report of a sweep: what was run, the table per context, contrasts, mistakes, findings and whether they are as
     expected, how to read it."""
     results, table = board.results, board.table
-    setup = [*setup_lines(results), *([LOOKS.format(board.alpha)] if board.alpha < stats.ALPHA else [])]
+    setup = [*setup_lines(results), *([LOOKS.format(100 * board.alpha)] if board.alpha < stats.ALPHA else [])]
     blocks = [f"# {sweep}", "\n".join(f"- {line}" for line in setup), _control_line(table)]
     for context, rows in table.groupby("context", sort=False):
         blocks += [f"## {context}"] if context else []
