@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import lzma
 import shutil
 import sys
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -30,10 +28,6 @@ from harness.records.paths import (
 
 TOLD = 10
 """Files that are no results, of those that a refused import names."""
-DAMAGES = (
-    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError,
-)  # fmt: skip
-"""Errors of reading a damaged or an encrypted archive."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -218,6 +212,8 @@ def _records(root: Path) -> dict[Path, Path]:
 
 def _extract(source: Path, folder: Path) -> None:
     """The files of a tar or zip archive into `folder`. Raises ValueError for one that is no whole archive."""
+    from harness.records.packed import DAMAGES
+
     try:
         if not tarfile.is_tarfile(source):  # asked first: a tar that ends in a zip looks like a zip, too
             with zipfile.ZipFile(source) as archive:
@@ -231,7 +227,7 @@ def _extract(source: Path, folder: Path) -> None:
             if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # extractall stops at a damaged header
                 raise tarfile.ReadError("it ends early or is damaged")
             stream.read(-1)  # a compressed stream tells at its end whether it was damaged
-    except DAMAGES as error:
+    except (tarfile.TarError, *DAMAGES) as error:
         raise ValueError(f"results import: {source}: no whole zip or tar archive: {error}") from error
 
 

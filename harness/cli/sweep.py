@@ -278,7 +278,7 @@ def _left(
     """(cells that have no finished record among those `known` by run id, or all of them with `--again`; ids of those
     that another sweep has finished, whose records will be copied)."""
     from harness.config.load import run_id
-    from harness.sweep import FINISHED
+    from harness.records.statuses import FINISHED
     from harness.sweep.queue import elsewhere
 
     if way.is_again:

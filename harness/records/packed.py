@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ COLUMNS = (
 GROUPS = ("memory/", "part/", "staleness/", "time/")
 """Columns, and groups of them, that a packed sweep keeps of every step."""
 RECORDS, SERIES = "records.jsonl", "series.parquet"
+DAMAGES = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError)
+"""Errors of reading a damaged or an encrypted zip archive."""
 
 
 def pack(results: Path, sweep: str) -> Path:
@@ -168,7 +171,7 @@ def _member(path: Path, name: str) -> bytes:
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.read(name)
-    except (zipfile.BadZipFile, lzma.LZMAError, EOFError, KeyError, OSError) as error:
+    except (*DAMAGES, KeyError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"{path}: not a packed sweep: {reason}") from error
 
@@ -221,8 +224,8 @@ def _table(path: Path, is_wanted: Callable[[str], bool], runs: Collection[str] |
             return table
         is_in: Any = pc.is_in  # pyright: ignore[reportAttributeAccessIssue] - made when the module is imported
         return table.filter(is_in(table["run_id"], value_set=pa.array([*runs], pa.string())))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: not a packed sweep: {error}") from error
+    except DAMAGES as error:
+        raise ValueError(f"{path}: not a packed sweep: {' '.join(str(error).split())}") from error
 
 
 def read_packed_series(

@@ -246,15 +246,17 @@ def read_series(folder: Path, run_id: str, names: Collection[str] | None = None)
     path = folder / f"{run_id}.parquet"
     try:
         # By no `read_table`: its threads may still hold these bytes when the interpreter ends, which aborts it.
-        with pq.ParquetFile(pa.BufferReader(path.read_bytes())) as file:
+        with pq.ParquetFile(pa.BufferReader(path.read_bytes()), page_checksum_verification=True) as file:
             wanted = None if names is None else [name for name in file.schema_arrow.names if name in names]
             table = file.read(columns=wanted, use_threads=False)
+        values = table.to_pydict()
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except pa.ArrowException as error:
-        raise ValueError(f"{path}: not a Parquet file: {error}") from error
+        reason = error.strerror or " ".join(str(error).split())
+        raise ValueError(f"{path}: cannot be read: {reason}") from error
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a Parquet file: {' '.join(str(error).split())}") from error
     columns: dict[str, list[Any]] = {}
-    for name, column in table.to_pydict().items():
+    for name, column in values.items():
         missing = [] if pa.types.is_list(table.schema.field(name).type) else math.nan
         columns[name] = [missing if value is None else value for value in column]
     return columns
@@ -288,34 +290,36 @@ def verify(folder: Path) -> list[str]:
 def import_results(paths: Iterable[Path], destination: Path) -> tuple[list[str], list[str]]:
     """Merge results into `<destination>/<sweep>/`: (ids added, ids already there).
 
-    A run that is there already must be the same file, or one of the two did not finish (failed, cancelled, skipped);
-    otherwise ValueError naming the ids, before anything is copied. So for a series that is missing or corrupt.
+    A run that is there already, or among `paths` twice, must be the same file, or one of the two did not finish
+    (failed, cancelled, skipped); otherwise ValueError naming the ids, before anything is copied. So for a series that
+    is missing or corrupt.
     """
-    added: list[tuple[Path, RunResult]] = []
+    added: dict[Path, tuple[Path, RunResult]] = {}
     known: list[str] = []
     conflicts: list[str] = []
     for path in paths:
         result = read_result(path)
         target = destination / result.sweep / path.name
-        if target.exists() and target.read_bytes() == path.read_bytes():
+        held = added[target][0] if target in added else target
+        if held.exists() and held.read_bytes() == path.read_bytes():
             known.append(result.run_id)
-        elif not target.exists() or read_result(target).status not in FINISHED:
+        elif not held.exists() or read_result(held).status not in FINISHED:
             check_series(path, result)
-            added.append((path, result))
+            added[target] = path, result
         elif result.status not in FINISHED:
             known.append(result.run_id)
         else:
             conflicts.append(f"{result.sweep}/{result.run_id}")
     if conflicts:
         raise ValueError(f"{destination}: another result of {', '.join(conflicts)} is there; remove one of the two")
-    for path, result in added:
-        target, series = destination / result.sweep / path.name, path.with_suffix(".parquet")
+    for target, (path, _) in added.items():
+        series = path.with_suffix(".parquet")
         if series.exists():
             write_atomic(target.with_suffix(".parquet"), series.read_bytes())
         else:  # that of an attempt which the new one replaces
             target.with_suffix(".parquet").unlink(missing_ok=True)
         write_atomic(target, path.read_bytes())
-    return [result.run_id for _, result in added], known
+    return [result.run_id for _, result in added.values()], known
 
 
 SUMMARY: dict[str, tuple[str, Callable[[list[float]], float]]] = {
@@ -387,5 +391,8 @@ def series_bytes(series: Sequence[Row]) -> bytes:
         is_list = any(isinstance(value, Sequence) for value in values)
         columns[name] = pa.array(values, pa.list_(pa.float32()) if is_list else pa.float32(), from_pandas=False)
     sink = io.BytesIO()
-    pq.write_table(pa.table(columns), sink, compression="zstd", use_dictionary=False, write_statistics=False)
+    pq.write_table(
+        pa.table(columns), sink, compression="zstd", use_dictionary=False, write_statistics=False,
+        write_page_checksum=True,
+    )  # fmt: skip
     return sink.getvalue()

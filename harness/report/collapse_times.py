@@ -18,7 +18,7 @@ from harness.foundation.number_cell import number_cell
 from harness.records import stats
 from harness.records.arms import Arm, control_of, label, scored
 from harness.records.run_result import RunResult
-from harness.report.scores import answered_steps, answers, pair_key
+from harness.report.scores import answered_steps, answers, by_pair
 
 HEAD = ("arm", "against", "pairs", "collapsed, at step", "of the control", "more than expected", "p", "p of all")
 READING = (
@@ -77,7 +77,7 @@ def compared(arms: Sequence[Arm], control: str) -> list[Compared]:
 
 
 def _falls(arm: Arm) -> dict[stats.Key, stats.Fall]:
-    known = ((pair_key(run), fall_of(run)) for run in scored(arm))
+    known = ((key, fall_of(run)) for key, run in by_pair(scored(arm)).items())
     return {key: found for key, found in known if found is not None}
 
 

@@ -27,7 +27,7 @@ from harness.records.effective_bits import bits_of_run
 from harness.records.run_result import Base, RunResult
 from harness.records.statuses import FINISHED, STATUSES
 from harness.records.sweep_file import BASELINES, ENDPOINTS
-from harness.report.scores import Scores, by_base, score_arms
+from harness.report.scores import Scores, by_base, on_common_bases, score_arms
 from methods import METHODS
 
 Pairing = tuple[Arm, Arm | None]
@@ -83,7 +83,7 @@ class Board:
         """Baseline -> `contrasts` with it, no correction first; without those that no arm is compared with."""
         others = [name for name in reversed(self.baselines) if name != self.control]
         found = {
-            name: _contrasts(self.arms, self.scores, name, self.endpoints, self.alpha, without=others[:place])
+            name: contrasts(self.arms, self.scores, name, self.endpoints, self.alpha, without=others[:place])
             for place, name in enumerate(others)
         }
         return {name: rows for name, rows in found.items() if len(rows)}
@@ -102,10 +102,10 @@ def leaderboard(
     not collapse, `difference_low` and `_high` the interval that decides (`stats.decide`, over the arms of a context),
     `p_adjusted` the p of that decision. `verdict` is in words, `collapse` the rate with its interval;
     `deployed_difference`, `deployed_verdict` ... the same of the policy as deployed. `endpoint` says which one ranks
-    the arm. `improvement` is P(AUC of a run > that of a run of the control), `crossed` the interval over new seeds and
-    new questions, `p_equal` two one-sided tests within `stats.DELTA`, `wins` and `losses` the final answers that one
-    of two paired runs alone got right. NaN where nothing was measured. `alpha` is the level of the verdicts: lower
-    for a sweep that was looked at while it ran (`harness.records.looks.level_of`).
+    the arm. `improvement` is P(AUC of a run > that of a run of the control on the same bases), `crossed` the interval
+    over new seeds and new questions, `p_equal` two one-sided tests within `stats.DELTA`, `wins` and `losses` the final
+    answers that one of two paired runs alone got right. NaN where nothing was measured. `alpha` is the level of the
+    verdicts: lower for a sweep that was looked at while it ran (`harness.records.looks.level_of`).
     """
     return board_of(results, control, endpoints, alpha).table
 
@@ -137,7 +137,8 @@ def board_of(
 
 
 def contrasts(
-    results: Sequence[RunResult],
+    arms: Sequence[Arm],
+    scores: Mapping[str, Scores],
     baseline: str = BASELINES[-1],
     endpoints: Sequence[str] = ENDPOINTS,
     alpha: float = stats.ALPHA,
@@ -145,16 +146,9 @@ def contrasts(
 ) -> pd.DataFrame:
     """Differences of every arm from the method `baseline` at the same precision and context; empty without such pairs.
 
-    Left out: methods of `without` as they are, and arms to which `baseline` ran at other settings alone. The columns of
-    `leaderboard` from `control` on. They are decided by themselves, context by context.
+    Left out: methods of `without` as they are, and arms to which `baseline` ran at other settings alone. `scores`: by
+    label. The columns of `leaderboard` from `control` on. They are decided by themselves, context by context.
     """
-    return _contrasts(*score_arms(results), baseline, endpoints, alpha, without)
-
-
-def _contrasts(
-    arms: Sequence[Arm], scores: Mapping[str, Scores], baseline: str, endpoints: Sequence[str], alpha: float,
-    without: Sequence[str],
-) -> pd.DataFrame:  # fmt: skip
     pairs: list[tuple[Arm, Arm]] = []
     for arm in arms:
         if arm.method in (baseline, *without) and arm.is_plain:
@@ -258,7 +252,7 @@ def _against_columns(
     """Columns of an arm beside its control; `alone`: endpoint -> label -> what the arm does on single bases."""
     arm, reference = one.arm, one.control
     own = scores[arm.label].auc
-    against = None if reference is None or reference is arm else scores[reference.label]
+    against = None if reference is None or _reason(arm, reference, scores) else scores[reference.label]
     other = {} if against is None else against.auc
     keys = [key for key in own if key in other]
     gaps = by_base(np.array([own[key] - other[key] for key in keys]), [base for (base, _), _ in keys])
@@ -266,7 +260,7 @@ def _against_columns(
         "control": reference.label if reference is not None else "",
         "p_sign": stats.sign_flip_p(gaps),
         "verdict": one.found["reference"].verdict,
-        **_improvement(own, other),
+        **_improvement(scores[arm.label], against),
         **_over_questions(scores[arm.label], against),
     }
     for endpoint, found in one.found.items():
@@ -281,18 +275,18 @@ def _reason(arm: Arm, reference: Arm | None, scores: Mapping[str, Scores]) -> st
         return "control"
     if not scores[arm.label].auc:
         return "no result"
-    if reference is None or not _common(scores[arm.label], scores[reference.label], "reference"):
+    if reference is None or not _common(scores[arm.label], scores[reference.label]):
         return "no control"
     return ""
 
 
-def _common(own: Scores, other: Scores, endpoint: str) -> bool:
+def _common(own: Scores, other: Scores, endpoint: str = "reference") -> bool:
     """Do two arms share a base and its questions?"""
     return not {base for base, _ in own.outcomes[endpoint]}.isdisjoint(base for base, _ in other.outcomes[endpoint])
 
 
-def _improvement(own: Mapping[stats.Key, float], other: Mapping[stats.Key, float]) -> dict[str, float]:
-    found = stats.improvement([(np.array(list(own.values())), np.array(list(other.values())))])
+def _improvement(own: Scores, other: Scores | None) -> dict[str, float]:
+    found = stats.improvement([] if other is None else [on_common_bases(own, other)])
     return {"improvement": found.probability, "improvement_low": found.low, "improvement_high": found.high}
 
 

@@ -16,7 +16,7 @@ from harness.records import stats
 from harness.records.arms import rank
 from harness.records.run_result import RunResult
 from harness.records.sweep_file import BASELINES, ENDPOINTS
-from harness.report.leaderboard import contrasts, leaderboard
+from harness.report.leaderboard import board_of, contrasts
 from harness.report.tables import MARKS, difference_cell, interval_cell, verdict_words
 from methods import METHODS
 
@@ -41,11 +41,13 @@ def main_table(
 ) -> str:
     """Markdown; arms with fewer than `stats.MIN_SEEDS` seeds are counted below. Raises ValueError where there is no
     result of `control`."""
-    every = leaderboard(results, control, endpoints, alpha).to_dict("records") if results else []
+    found = board_of(results, control, endpoints, alpha)
+    every = found.table.to_dict("records")
     if not any(row["verdict"] == "control" for row in every):
         raise ValueError(f"main table: no result of the control {control!r} to compare with")
     board = [row for row in every if not row["is_preliminary"]]
-    against = {row["arm"]: row for row in contrasts(results, baseline, endpoints, alpha).to_dict("records")}
+    rows = contrasts(found.arms, found.scores, baseline, endpoints, alpha).to_dict("records")
+    against = {row["arm"]: row for row in rows}
     heads = ["method", "rollouts", "accuracy", f"against {control}", "as deployed", f"against {baseline}"]
     heads += ["collapsed", "k3"]
     lines = list[str]()

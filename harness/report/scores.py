@@ -31,11 +31,11 @@ class Scores:
     bases: dict[str, list[Base]]
     """Score name -> bases of its rows."""
     auc: dict[stats.Key, float]
-    """`pair_key` -> AUC."""
+    """Key of `by_pair` -> AUC."""
     answers: dict[stats.Key, stats.Floats]
-    """`pair_key` -> [E evaluations after step 0, Q] of 0 and 1."""
+    """Key of `by_pair` -> [E evaluations after step 0, Q] of 0 and 1."""
     outcomes: Mapping[str, stats.Outcomes]
-    """Endpoint -> `pair_key` -> what became of the run there."""
+    """Endpoint -> key of `by_pair` -> what became of the run there."""
     base_accuracy: float
 
     def mean(self, endpoint: str) -> float:
@@ -58,7 +58,7 @@ def score_arm(arm: Arm) -> Scores:
     auc: dict[stats.Key, float] = {}
     outcomes: dict[str, dict[stats.Key, stats.Outcome]] = {name: {} for name in ENDPOINTS}
     answered: dict[stats.Key, stats.Floats] = {}
-    for run in runs:
+    for key, run in by_pair(runs).items():
         reference, rollout = answers(run, "reference"), answers(run, "rollout")
         found = {
             "accuracy": reference[-1:],
@@ -67,11 +67,11 @@ def score_arm(arm: Arm) -> Scores:
             "deployed_auc": rollout,
         }
         if len(reference):
-            auc[pair_key(run)] = float(reference.mean())
-            answered[pair_key(run)] = reference
+            auc[key] = float(reference.mean())
+            answered[key] = reference
         for endpoint, curve in (("reference", reference), ("deployed", rollout)):
             if len(curve):
-                outcomes[endpoint][pair_key(run)] = _outcome(run, SITES[endpoint], curve)
+                outcomes[endpoint][key] = _outcome(run, SITES[endpoint], curve)
         reward = 0.0 if run.status == "diverged" else run.summary.get("reward_last")
         if reward is not None:
             found["reward"] = np.array([[reward]])
@@ -168,9 +168,29 @@ def by_base(rows: stats.Floats, bases: Sequence[Hashable]) -> stats.Floats:
     return np.array([rows[[other == base for other in bases]].mean(axis=0) for base in distinct])
 
 
-def pair_key(run: RunResult) -> stats.Key:
-    """((base, questions), run seed): what runs share that are compared as a pair, here answer by answer."""
+def on_common_bases(own: Scores, other: Scores) -> tuple[stats.Floats, stats.Floats]:
+    """AUCs of the runs of two arms, [m] and [n], on the bases (and questions) that both have."""
+    common = {base for base, _ in own.auc} & {base for base, _ in other.auc}
+    first, second = (np.array([v for (base, _), v in one.auc.items() if base in common]) for one in (own, other))
+    return first, second
+
+
+def by_pair(runs: Sequence[RunResult]) -> dict[stats.Key, RunResult]:
+    """((base, questions), run seed) -> run of an arm: what runs share that are compared as a pair, here answer by
+    answer. A second run there, on another device, is another run of the arm: its device stands beside its seed."""
+    first: dict[stats.Key, RunResult] = {}
+    for run in sorted(runs, key=_device):
+        first.setdefault(_pair(run), run)
+    keys = [pair if first[pair := _pair(run)] is run else (pair[0], (run.seed, _device(run))) for run in runs]
+    return dict(zip(keys, runs, strict=True))
+
+
+def _pair(run: RunResult) -> stats.Key:
     return (run.base, _hash(run)), run.seed
+
+
+def _device(run: RunResult) -> str:
+    return run.config.get("trainer", {}).get("device", "")
 
 
 def _hash(run: RunResult) -> str:

@@ -80,7 +80,7 @@ def _collapsing_settings(rows: pd.DataFrame, where: str) -> list[str]:
     for variant in dict.fromkeys(row["variant"] for row in seeded):
         counts = {
             f"{row['method']} {row['precision']}": str(row["collapse"]).partition(":")[0].split(" of ")
-            for row in seeded if row["variant"] == variant
+            for row in seeded if row["variant"] == variant and row["collapse"] != "-"  # "-": no run was evaluated
         }  # fmt: skip
         fallen = [name for name, (few, runs) in counts.items() if few == runs]
         standing = [name for name, (few, _) in counts.items() if few == "0"]

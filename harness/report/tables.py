@@ -29,6 +29,8 @@ from methods import METHODS
 Row = Mapping[str, Any]
 WIDTH = 100
 """Columns of a terminal that a table must fit."""
+VERDICT_WIDTH = 19
+"""Those of a verdict in it."""
 ENGINE_NOTES = {
     "embedded": "Embedded engine: rollouts run in torch with emulated formats. What carries over to large models is "
     "how formats and corrections act on learning. What does not: absolute numbers, the order of fp8 and int8, and "
@@ -36,28 +38,33 @@ ENGINE_NOTES = {
     "not stress sequence-level products of ratios.",
 }
 LOOKS = (
-    "Verdicts are given at {:.1%} in place of 3.3 %: somebody read them and then added runs, so each is one of several "
-    "looks"
+    "Verdicts are given at {:.1f} % in place of 3.3 %: somebody read them and then added runs, so each is one of "
+    "several looks"
 )
 READING = (
     "Two endpoints, each the mean accuracy of the evaluations after step 0: the BF16 policy (AUC), comparable across "
     "rows, and the policy as deployed, in the run's own rollout format. Accuracy is that after the last step, in the "
-    "reference precision; the reward is the sampler's over the last five steps. Brackets beside means over seeds are "
-    "95 % bootstrap intervals over seeds and questions.",
+    "reference precision; the reward is the sampler's over the last five steps. Brackets beside means are 95 % "
+    "bootstrap intervals over bases (over seeds where there is one base) and questions.",
     "A difference is the arm minus its control over common bases and questions, over the runs that did not collapse. "
     "Its interval is the one that decides: of the verdicts of one length and one endpoint at most 5 % are expected to "
     "be wrong (a false discovery rate over its arms). Variances lean on those of the other arms (moderated).",
-    f"Verdict: better or worse where the interval excludes 0, equal where it lies within ±{stats.DELTA:g}, else cannot "
-    "tell, with the number of further seeds that would show the difference seen. No signal: the arm or its control "
+    f"Verdict: better or worse where the interval excludes 0, equal where it lies within ±{stats.DELTA:g} (where it "
+    "does both, the surer of the two), else cannot tell. (+n): about n more seeds would show a difference as large as "
+    f"the one seen, or of {stats.DELTA:g} where that is smaller. No signal: the arm or its control "
     "never left its start, or both sit at 0. Collapses in x of n: so many runs diverged, or ended below half of the "
     "accuracy they started from; what the others show follows.",
     "Effective bits: what the rollout stores for the linear layers (codes, scales, zero points, adapters in 16 bits) "
     "over their number of weights.",
     "Collapsed: of all runs, with a 95 % interval (Clopper and Pearson). No verdict says more about collapse than it.",
-    "P(better): the chance that a run has a higher AUC than a run of the control, with a 95 % score interval. The CSV "
-    "also has the interval over new seeds and questions, the p of equality, and McNemar's test on the final answers.",
-    "A diverged run scores 0 at every evaluation it did not reach. Failed, cancelled and skipped runs are counted and "
-    "not scored.",
+    "P(better): the chance that a run has a higher AUC than a run of the control on the same bases, with a 95 % score "
+    "interval. The CSV also has the interval over new seeds and questions, the p of equality, and McNemar's test on "
+    "the final answers.",
+    "Seeds: the runs that are scored, of all where some are not. A diverged run scores 0 at every evaluation it did "
+    "not reach. Failed, cancelled and skipped runs are counted and not scored.",
+    "Ranked by: the endpoint that orders the arms of a format. Max k3: the largest mismatch of sampler and trainer in "
+    "a step of any run, nats a token. Raw ESS: the share of tokens that importance weights without a bound leave in "
+    "effect, the median of steps and runs. Entropy: the trainer's, mean of the last five steps.",
 )
 BELOW = (
     "Below on x of n bases, where the mean cannot be told: an exact sign test over bases says, at 5 % over all arms of "
@@ -117,7 +124,7 @@ def markdown(board: Board, sweep: str, expectations: Sequence[Expectation] = ())
     """The report of a sweep: what was run, the table per context, contrasts, mistakes, findings and whether they are as
     expected, how to read it."""
     results, table = board.results, board.table
-    setup = [*setup_lines(results), *([LOOKS.format(board.alpha)] if board.alpha < stats.ALPHA else [])]
+    setup = [*setup_lines(results), *([LOOKS.format(100 * board.alpha)] if board.alpha < stats.ALPHA else [])]
     blocks = [f"# {sweep}", "\n".join(f"- {line}" for line in setup), _control_line(table)]
     for context, rows in table.groupby("context", sort=False):
         blocks += [f"## {context}"] if context else []
@@ -262,9 +269,9 @@ def _marks(board: pd.DataFrame, form: str = "{}") -> list[str]:
     return [f"{form.format(mark)} {text}" for column, (mark, text) in MARKS.items() if any(board[column])]
 
 
-def interval_cell(name: str) -> Callable[[Row], str]:
+def interval_cell(name: str, form: str = ".3f") -> Callable[[Row], str]:
     """`0.521 [0.45, 0.59]` of a row; the mean alone where it has no interval."""
-    return lambda row: with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], ".3f", ".2f")
+    return lambda row: with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], form, ".2f")
 
 
 def _short_difference(row: Row) -> str:
@@ -279,11 +286,6 @@ def difference_cell(prefix: str = "") -> Callable[[Row], str]:
     """`+0.021 [-0.05, +0.09]` of a row; the mean alone where it has no interval."""
     name = f"{prefix}difference"
     return lambda row: with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], "+.3f", "+.2f")
-
-
-def _chance(name: str) -> Callable[[Row], str]:
-    low, high = ("low", "high") if name == "probability" else (f"{name}_low", f"{name}_high")
-    return lambda row: with_interval(row[name], row[low], row[high], ".2f")
 
 
 def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:
@@ -310,7 +312,7 @@ def _verdict(prefix: str = "") -> Callable[[Row], str]:
 
 
 def short_verdict(prefix: str = "") -> Callable[[Row], str]:
-    """A verdict in 18 columns, for a terminal."""
+    """A verdict in at most `VERDICT_WIDTH` columns, for a terminal."""
 
     def show(row: Row) -> str:
         words, bound = row[f"{prefix}verdict"], row[f"{prefix}collapse_high"]
@@ -321,7 +323,8 @@ def short_verdict(prefix: str = "") -> Callable[[Row], str]:
         if below := num_below(row, prefix):
             return f"below on {below}".replace(" of ", "/")
         if lower := num_lower(row, prefix):
-            return f"lower on {lower} bases".replace(" of ", "/")
+            words = f"lower on {lower} bases".replace(" of ", "/")
+            return words if len(words) <= VERDICT_WIDTH else words.removesuffix(" bases")
         return verdict_words(row, prefix)
 
     return show
@@ -373,7 +376,7 @@ _ARM_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("verdict as deployed", _verdict("deployed_")),
     ("collapsed as deployed", lambda row: row["deployed_collapse"]),
     ("ranked by", lambda row: row["endpoint"]),
-    ("P(better)", _chance("improvement")),
+    ("P(better)", interval_cell("improvement", ".2f")),
     ("sampler reward", interval_cell("reward")),
     ("max k3, nats", _largest_k3),
     ("raw ESS", lambda row: number_cell(row["ess_token_raw"], ".2f")),
@@ -402,7 +405,7 @@ _OVER_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("arm", lambda row: row["arm"]),
     ("settings", lambda row: str(row["settings"])),
     ("runs", lambda row: str(row["runs"])),
-    ("P(better)", _chance("probability")),
+    ("P(better)", interval_cell("improvement", ".2f")),
 )
 _COMPONENT_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("setting", lambda row: row["context"] or "all"),
@@ -426,11 +429,11 @@ _TERMINAL_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("seeds", 6, _seeds),
     ("AUC", 8, lambda row: number_cell(row["auc"])),
     ("to control", 11, _short_difference),
-    ("verdict", 19, short_verdict()),
+    ("verdict", VERDICT_WIDTH, short_verdict()),
 )
 _DEPLOYED_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("AUC", 8, lambda row: number_cell(row["deployed_auc"])),
-    ("verdict", 19, short_verdict("deployed_")),
+    ("verdict", VERDICT_WIDTH, short_verdict("deployed_")),
 )
 """(heading, columns, cell)."""
 BELOW_ON = "below on x/n: the mean is open, but on so many bases it is below its control (sign test at 5 %, all arms)."

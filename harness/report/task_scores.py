@@ -1,6 +1,6 @@
 """Scores of the runs' `evaluations`: one row per arm, task, site and score, over seeds and questions.
 
-Of a run its last answers count. Left out: the accuracy on held-out questions of the training task
+Of a finished run its last answers count. Left out: the accuracy on held-out questions of the training task
 (`harness.report.leaderboard`).
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 from harness.records.arms import arm_labels
 from harness.records.run_result import RunResult, TaskEvalRecord
 from harness.records.sample_scores import Interval, over_seeds, question_scores
+from harness.records.statuses import FINISHED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +46,11 @@ def last_answers(run: RunResult) -> list[TaskEvalRecord]:
 
 
 def task_scores(results: Sequence[RunResult]) -> list[TaskScore]:
-    """Every score of every arm, arms in the order of `results`. Seeds that were asked other questions, or after another
-    number of steps, have a row of their own."""
+    """Every score of every arm over its finished runs, arms in the order of `results`. Seeds that were asked other
+    questions, or after another number of steps, have a row of their own."""
     labels = arm_labels(results)
     groups: dict[tuple[str, int, str, int, str], list[TaskEvalRecord]] = {}
-    for run in results:
+    for run in (run for run in results if run.status in FINISHED):
         for record in last_answers(run):
             key = (labels[run.run_id], record.number, record.site, record.step, record.question_hash)
             groups.setdefault(key, []).append(record)

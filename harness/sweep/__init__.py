@@ -26,7 +26,6 @@ from harness.sweep.planning import seed_words as seed_words
 from harness.sweep.planning import sweep_names as sweep_names
 from harness.sweep.planning import with_default_precision as with_default_precision
 from harness.sweep.planning import with_seeds as with_seeds
-from harness.sweep.queue import FINISHED as FINISHED
 from harness.sweep.queue import finished as finished
 from harness.sweep.queue import run_sweep as run_sweep
 from harness.sweep.queue import stored as stored

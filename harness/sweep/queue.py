@@ -21,6 +21,7 @@ from harness.config.load import identity, run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.foundation.lock_file import wait_until_free
 from harness.foundation.provenance import commit
+from harness.foundation.whole_folder import replacing
 from harness.records.folder import all_sweeps, place_of, read_place
 from harness.records.packed import make_available, read_packed
 from harness.records.paths import policy_folder, replaced_folder, rollouts_path, runs_folder
@@ -182,10 +183,11 @@ def take_over(cells: Sequence[RunConfig], launch: Launch) -> list[tuple[RunConfi
         make_available(Path(launch.results), found.sweep)
         copy = found.model_copy(update={"sweep": launch.sweep})
         series = runs_folder(launch.results, found.sweep) / f"{found.run_id}.parquet"
-        write_result(records_folder(launch), copy, series.read_bytes() if series.exists() else None)
-        if launch.save != "none":
+        if launch.save != "none":  # before the record, which says that the policy is there
             own, theirs = (policy_folder(launch.results, sweep, found.run_id) for sweep in (launch.sweep, found.sweep))
-            shutil.copytree(theirs, own, dirs_exist_ok=True)
+            with replacing(own) as part:
+                shutil.copytree(theirs, part, dirs_exist_ok=True)
+        write_result(records_folder(launch), copy, series.read_bytes() if series.exists() else None)
         taken.append((cell, copy))
     return taken
 

@@ -138,6 +138,26 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         read_packed(path)
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "reason"),
+    [
+        (6, 207, "zip file version 20.7"),
+        (8, 1, "File 'records.jsonl' is encrypted, password required for extraction"),
+        (10, 8, "Error -3 while decompressing data: invalid stored block lengths"),
+    ],
+)
+def test_a_damaged_directory_is_one_line(tmp_path: Path, place: int, value: int, reason: str) -> None:
+    """`place`: a byte of the first entry of the zip's directory."""
+    packed(tmp_path)
+    path = tmp_path / "results" / "packed" / "big.zip"
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + place] = value
+    path.write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        read_packed(path)
+    assert str(caught.value) == f"{path}: not a packed sweep: {reason}"
+
+
 def test_reading_series_leaves_no_thread_behind(tmp_path: Path) -> None:
     """A thread that frees what it read when the interpreter ends aborts the process."""
     ids = packed(tmp_path)

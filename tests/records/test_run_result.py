@@ -163,6 +163,23 @@ def test_corrupt_files_are_named_with_a_reason(tmp_path: Path) -> None:
         read_series(tmp_path, "gone")
 
 
+def test_damage_within_a_series_is_told_in_one_line(tmp_path: Path) -> None:
+    """One bit of a number, a name that is no text, and the head of a page."""
+    write_result(tmp_path, minimal(), [{"a": float(i), "some_name": 0.5} for i in range(200)])
+    path = tmp_path / "a1.parquet"
+    whole = path.read_bytes()
+    assert verify(tmp_path) == []
+    told: list[str] = []
+    for place, value in ((600, whole[600] ^ 1), (whole.index(b"some_name"), 0xFF), (4, 0xFF)):
+        path.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+        told += verify(tmp_path)
+    assert [line.removeprefix(f"{path}: ") for line in told] == [
+        "cannot be read: could not verify page integrity, CRC checksum verification failed for page_ordinal 0",
+        "not a Parquet file: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        "cannot be read: Couldn't deserialize thrift: don't know what type: \x0f Deserializing page header failed.",
+    ]
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_result(tmp_path, minimal(num_steps=1), [{"a": 1.0}])
     before = path.read_bytes()
@@ -217,6 +234,21 @@ def test_import_merges_by_identical_id(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another result of quick/r2"):
         import_results(sorted(source.rglob("*.json")), destination)
     assert not (destination / "quick" / "r3.json").exists()
+
+
+def test_of_two_files_of_one_run_the_finished_one_is_imported_and_two_finished_ones_are_refused(tmp_path: Path) -> None:
+    source, destination = tmp_path / "source", tmp_path / "runs"
+    for folder, values in (("a", {"status": "cancelled", "reason": "Ctrl-C"}), ("b", {}), ("c", {}), ("d", {})):
+        write_result(source / folder, minimal(**values), [{"a": 1.0}])
+    write_result(source / "d", minimal(status="failed", reason="x"), None)
+    paths = sorted(source.rglob("*.json"))
+    assert import_results(paths, destination) == (["a1"], ["a1", "a1"])
+    assert read_result(destination / "quick" / "a1.json") == minimal()
+    write_result(source / "c", minimal(num_steps=5), [{"a": 9.0}])
+    with pytest.raises(ValueError) as caught:
+        import_results(paths, tmp_path / "other")
+    assert str(caught.value) == f"{tmp_path / 'other'}: another result of quick/a1 is there; remove one of the two"
+    assert not (tmp_path / "other").exists()
 
 
 def test_summary_by_hand() -> None:

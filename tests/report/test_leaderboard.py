@@ -11,9 +11,11 @@ import pytest
 from scipy import stats as scipy_stats
 
 from harness.records import stats
+from harness.records.arms import group_arms
 from harness.records.run_result import Base, EvalRecord, RunResult
+from harness.report import collapse_times
 from harness.report.leaderboard import board_of, contrasts, leaderboard
-from harness.report.scores import by_base, components
+from harness.report.scores import by_base, components, score_arms
 from tests import result_factory as factory
 
 
@@ -88,6 +90,16 @@ def test_what_the_control_is_beaten_by_hand() -> None:
     assert all(math.isnan(board["bf16 bf16"][name]) for name in ("improvement", "crossed_low", "p_mcnemar", "p_equal"))
 
 
+def test_runs_on_the_bases_that_both_have_are_compared_one_by_one() -> None:
+    """The control's third base is an easy one: no run of the arm, which never started there, can beat that."""
+    control = [run("bf16", "bf16", seed, [[0, 1], [1, right], [1, right]]) for seed, right in enumerate((0, 0, 1))]
+    arm = [run("naive", "int8", seed, [[0, 1], [1, 0], [1, 1]]) for seed in range(2)]
+    row = rows(leaderboard([*control, *arm]))["naive int8"]
+    assert (row["improvement"], row["pairs"], row["difference"]) == (1.0, 2, 0.25)
+    want = stats.improvement([(np.array([0.75, 0.75]), np.array([0.5, 0.5]))])
+    assert (row["improvement_low"], row["improvement_high"]) == (want.low, want.high)
+
+
 def test_a_diverged_run_counts_as_collapsed_and_scores_0() -> None:
     """Means are over all runs; the difference is about the run that stands, beside the rate of collapse."""
     whole = [run("bf16", "bf16", seed, [[0, 1], [1, 1], [1, 1]]) for seed in range(2)]
@@ -140,22 +152,22 @@ def test_cannot_tell_comes_with_a_number_of_seeds() -> None:
 
 
 def test_contrasts_are_within_a_precision() -> None:
-    found = contrasts([result for result, _ in factory.sweep_results(seeds=8)]).to_dict("records")
+    found = contrasts(*score_arms([result for result, _ in factory.sweep_results(seeds=8)])).to_dict("records")
     assert [(row["arm"], row["control"]) for row in found] == [
         ("flashrl nvfp4", "naive nvfp4"),
         ("flashrl int4", "naive int4"),
         ("naive int4 bypass_ppo", "naive int4"),
     ]
     assert [row["verdict"] for row in found][1:] == ["better", "collapses in 5 of 8, else worse"]
-    assert contrasts([factory.result()[0]]).empty
+    assert contrasts(*score_arms([factory.result()[0]])).empty
 
 
 def test_contrasts_with_a_correction_leave_out_what_was_compared_the_other_way_round() -> None:
     results = [
         factory.result(method, "int4", seed=seed)[0] for method in ("naive", "flashrl", "icepop") for seed in (0, 1)
     ]
-    both = [(row["arm"], row["difference"]) for row in contrasts(results, "flashrl").to_dict("records")]
-    own = contrasts(results, "flashrl", without=["naive"]).to_dict("records")
+    both = [(row["arm"], row["difference"]) for row in contrasts(*score_arms(results), "flashrl").to_dict("records")]
+    own = contrasts(*score_arms(results), "flashrl", without=["naive"]).to_dict("records")
     assert {name for name, _ in both} == {"icepop int4", "naive int4"}
     assert [(row["arm"], row["control"]) for row in own] == [("icepop int4", "flashrl int4")]
     assert (own[0]["arm"], own[0]["difference"]) in both
@@ -165,7 +177,7 @@ def test_arms_at_other_settings_are_not_contrasted() -> None:
     both = {"algo__num_minibatches": 2, "trainer__lr": 2e-4}
     changed = [factory.result(method, "int8", seed=1, **both)[0] for method in ("naive", "flashrl")]
     usual = [factory.result(method, "int8")[0] for method in ("naive", "mis", "icepop")]
-    found = contrasts([*usual, *changed])
+    found = contrasts(*score_arms([*usual, *changed]))
     assert found[["arm", "control"]].to_numpy().tolist() == [
         ["icepop int8", "naive int8"],
         ["mis int8", "naive int8"],
@@ -173,9 +185,9 @@ def test_arms_at_other_settings_are_not_contrasted() -> None:
     ]
     one = [factory.result(method, "int8", algo__num_minibatches=2)[0] for method in ("naive", "flashrl")]
     usual = [factory.result(method, "int8")[0] for method in ("naive", "mis")]
-    assert contrasts([*usual, one[1]])["arm"].tolist() == ["mis int8"]
-    assert contrasts([*usual, *one])["control"].tolist() == ["naive int8", "naive int8 2 minibatches"]
-    assert contrasts([*usual, *one], "flashrl", without=["naive"]).empty, "naive stands in the other table"
+    assert contrasts(*score_arms([*usual, one[1]]))["arm"].tolist() == ["mis int8"]
+    assert contrasts(*score_arms([*usual, *one]))["control"].tolist() == ["naive int8", "naive int8 2 minibatches"]
+    assert contrasts(*score_arms([*usual, *one]), "flashrl", without=["naive"]).empty, "naive stands in the other table"
 
 
 def test_an_arm_without_a_control_at_its_own_settings_has_no_verdict() -> None:
@@ -294,6 +306,40 @@ def test_a_base_that_was_trained_again_is_another_one_and_no_pair_mixes_the_two(
     apart = [r for r in runs if r.run_id not in ("bf16c", "naived")]  # seed 2: the arm on one, the control on the other
     row = rows(leaderboard(apart))["naive int8"]
     assert (row["pairs"], row["seeds"]) == (2, 3) and row["difference"] == pytest.approx(-0.25)
+    alone = [run for run in runs if run.run_id in ("bf16c", "naived")]
+    row = rows(leaderboard(alone))["naive int8"]
+    assert (row["pairs"], row["seeds"], row["verdict"], row["control"]) == (0, 1, "no control", "bf16 bf16")
+    names = ("difference", "p_sign", "improvement", "improvement_low", "crossed_low", "wins", "deployed_difference")
+    assert all(math.isnan(row[name]) for name in names)
+    assert collapse_times.compared(group_arms(alone), "bf16")[0].own == []
+
+
+def test_a_run_of_the_same_seeds_on_another_device_is_another_run_of_the_arm() -> None:
+    """Three bases, each with a run on the CPU and one on a GPU: units are the bases, and no run is lost."""
+
+    def cell(method: str, precision: str, seed: int, device: str, right: int) -> RunResult:
+        answers = [1] * right + [0] * (4 - right)
+        made = run(method, precision, seed, [[1, 0, 0, 0], answers, answers], run_id=f"{method}{seed}{device}")
+        return made.model_copy(
+            update={"config": made.config | {"trainer": made.config["trainer"] | {"device": device}}}
+        )
+
+    control = [cell("bf16", "bf16", seed, device, 4) for seed in range(3) for device in ("cpu", "cuda")]
+    lost = {"cpu": [1, 1, 2], "cuda": [2, 1, 3]}
+    arm = [cell("naive", "int8", seed, device, 4 - gaps[seed]) for device, gaps in lost.items() for seed in range(3)]
+    gaps = -np.array([1.5, 1.0, 2.5]) / 4
+    for order in (1, -1):
+        results = [*control, *arm][::order]
+        (found,) = collapse_times.compared(group_arms(results), "bf16")
+        assert len(found.own) == len(found.other) == 6
+        row = rows(leaderboard(results))["naive int8"]
+        assert (row["seeds"], row["pairs"], row["collapse"]) == (6, 3, "0 of 6: at most 39 %")
+        assert row["difference"] == pytest.approx(gaps.mean())
+        assert row["p"] == pytest.approx(scipy_stats.ttest_1samp(gaps, 0).pvalue)  # pyright: ignore[reportAttributeAccessIssue]
+        assert (row["wins"], row["losses"]) == (0, 10)
+    on_gpu = [run for run in arm if run.run_id.endswith("cuda")]
+    row = rows(leaderboard([*control[::2], *on_gpu]))["naive int8"]  # a base's runs are a pair on whatever device
+    assert (row["pairs"], row["difference"], row["losses"]) == (3, pytest.approx(-6 / 12), 6)
 
 
 def test_runs_of_one_base_and_bases_with_one_run_are_units() -> None:

@@ -12,6 +12,7 @@ from harness.records.run_result import RunResult, TaskEvalRecord
 from harness.records.sweep_file import Expectation
 from harness.report import task_scores
 from harness.report.leaderboard import board_of, contrasts, leaderboard
+from harness.report.scores import score_arms
 from harness.report.sentences import findings, num_below, three_sentences
 from harness.report.tables import (
     BELOW,
@@ -54,8 +55,8 @@ def test_contrasts_have_the_endpoints_and_the_level_of_the_table() -> None:
     results = sweep()
     text = markdown(board_of(results, endpoints=["reference"], alpha=0.001), "quick")
     rows = [cells(line) for line in text.partition("## What changes")[2].splitlines() if line.startswith("| flashrl")]
-    low = contrasts(results, endpoints=["reference"], alpha=0.001).set_index("arm")
-    wide = contrasts(results).set_index("arm")
+    low = contrasts(*score_arms(results), endpoints=["reference"], alpha=0.001).set_index("arm")
+    wide = contrasts(*score_arms(results)).set_index("arm")
     for arm, _, _, difference, _, _, _, deployed in rows:
         assert deployed == "not declared" and difference.endswith(f"{low.loc[arm, 'difference_high']:+.2f}]")
         assert low.loc[arm, "difference_high"] > wide.loc[arm, "difference_high"]
@@ -80,7 +81,9 @@ def test_the_terminal_compares_a_method_with_tis_where_it_is_no_baseline_itself(
     board = board_of([*sweep(), *others])
     assert render_against(board_of(sweep())) == ""
     title, _, head, _, *rows = render_against(board).splitlines()
-    (found,) = contrasts(board.results, "flashrl", without=["naive"]).query("method == 'icepop'").to_dict("records")
+    (found,) = (
+        contrasts(board.arms, board.scores, "flashrl", without=["naive"]).query("method == 'icepop'").to_dict("records")
+    )
     assert title == "Against flashrl at the same format:" and head.split()[:2] == ["arm", "pairs"]
     assert len(rows) == 1 and f"{found['difference']:+.3f} [{found['difference_low']:+.2f}, " in rows[0]
     page = markdown(board, "quick").partition("against `flashrl`")[2]
@@ -282,6 +285,8 @@ def test_single_bases_are_told_where_the_mean_over_bases_is_open() -> None:
     assert "lower on 3/4 bases" in text and LOWER_ON in text and LOWER_ON not in render_terminal(leaderboard(sweep(3)))
     assert "| cannot tell, lower on 3 of 4 bases (+" in page
     assert "| naive int8 | -0.003 equal | -0.203 lower | -0.093 lower | -0.253 lower |" in page
+    many = leaderboard(factory.replicated({base: 20 if base % 2 else -20 for base in range(20)}))
+    assert " lower on 10/20\n" in render_terminal(many), "no letter is cut off"
     assert "## Base by base" not in markdown(board_of(sweep(3)), "quick")
     fallen = three_sentences(leaderboard(factory.replicated({0: 0, 1: 20, 2: 70, 3: 35})))
     assert fallen[1].endswith(", undecided (it loses 0.20 to 0.35 on 2 of 4 bases).")
@@ -336,6 +341,20 @@ def test_a_setting_in_which_some_arms_always_collapse_and_others_never_is_told()
     assert not any(line.startswith("With") for line in three_sentences(board))
     board["variant"], board["is_preliminary"] = "staleness 16", [False, False, True, False]
     assert not any(line.startswith("With") for line in three_sentences(board))
+
+
+def test_an_arm_of_which_no_run_was_evaluated_is_a_row_without_numbers() -> None:
+    """Three runs of a variant took every step, and each of their evaluations ended in an error."""
+    lost = [run.model_copy(update={"evals": []}) for run in sweep() if run.config["algo"]["mode"] == "bypass_ppo"]
+    results = [run for run in sweep() if run.config["algo"]["mode"] == "decoupled"] + lost
+    board = board_of(results)
+    row = board.table.set_index("arm").loc["naive int4 bypass_ppo"]
+    assert (row["seeds"], row["collapse"], row["verdict"]) == (3, "-", "no result")
+    page = markdown(board, "quick")
+    shown = next(cells(line) for line in page.splitlines() if line.startswith("| naive int4 bypass_ppo"))
+    assert shown[1:9] == ["3", "-", "-", "-", "-", "no result", "-", "-"]
+    assert "naive int4 bypass_ppo" in render_terminal(board.table)
+    assert three_sentences(board.table) == three_sentences(board_of(results[:-3]).table)
 
 
 def test_equal_is_never_printed_without_its_bound_on_collapse() -> None:

@@ -101,6 +101,12 @@ def test_the_last_answers_that_did_not_fail_count() -> None:
     assert len(found) == 18 and task_scores([factory.result()[0]]) == []
 
 
+def test_a_run_that_did_not_finish_is_not_scored() -> None:
+    finished, failed, stopped = runs(0, 1, 2)
+    left = [failed.model_copy(update={"status": "failed"}), stopped.model_copy(update={"status": "cancelled"})]
+    assert task_scores([finished, *left]) == task_scores([finished]) and task_scores(left) == []
+
+
 def test_seeds_that_cannot_be_averaged_have_rows_of_their_own() -> None:
     """Other questions, another number of steps, or another arm."""
     other_questions, earlier = runs(1, question_hash="r"), runs(2, step=60)

@@ -338,6 +338,31 @@ def test_a_policy_goes_along_with_its_record(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "policies" / "fourth").exists()
 
 
+def test_a_policy_that_is_not_copied_whole_leaves_neither_policy_nor_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "commit", lambda: ("0" * 40, False))
+    one, planned, seen = small_launch(tmp_path, save="hf"), plan(sweep_of({"method": "bf16"})), Seen()
+    run_sweep(planned, one, 1, nothing, run=launcher(seen))
+    name = run_id(planned.cells[0])
+    theirs = policy_folder(tmp_path, one.sweep, name) / "step-4"
+    theirs.mkdir(parents=True)
+    (theirs / "config.json").write_text("{}")
+
+    def full(source: Path, target: Path, **_: object) -> None:
+        (target / "step-4").mkdir(parents=True)
+        raise OSError(28, "No space left on device")
+
+    second = replace(one, sweep="second")
+    with monkeypatch.context() as patched:
+        patched.setattr("harness.sweep.queue.shutil.copytree", full)
+        with pytest.raises(OSError, match="No space left"):
+            run_sweep(planned, second, 1, nothing, run=launcher(seen))
+    assert [*(tmp_path / "policies" / "second").iterdir()] == [] and stored(second) == {}
+    run_sweep(planned, second, 1, nothing, run=launcher(seen))
+    assert len(seen.starts) == 1 and last_policy(tmp_path, "second", name).joinpath("config.json").read_text() == "{}"
+
+
 def test_a_cell_is_run_once_more_only_where_its_responses_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from harness.devtools.faults.damage import BALLAST
 from harness.devtools.faults.journal import Fault, Mark
 from harness.records.paths import runs_folder
 from harness.records.run_result import RunResult, read_result, read_series, verify
-from harness.sweep import FINISHED
+from harness.records.statuses import FINISHED
 
 Wrong = Literal["lost", "duplicated", "mislabelled", "altered", "unreported", "leaked"]
 WRONGS: tuple[Wrong, ...] = ("lost", "duplicated", "mislabelled", "altered", "unreported", "leaked")

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from harness.config.load import parse
 from harness.config.schema import Launch, RunConfig
 from harness.devtools.faults.journal import VARIABLE
-from harness.sweep import FINISHED, Planned, Sweep, run_sweep
+from harness.records.statuses import FINISHED
+from harness.sweep import Planned, Sweep, run_sweep
 from harness.sweep.launchers.job import Event
 from harness.sweep.launchers.local import run_cells
 

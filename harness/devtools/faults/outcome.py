@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.devtools.faults.audit import WRONGS, Case
 from harness.devtools.faults.journal import Fault, Mark
-from harness.sweep import FINISHED
+from harness.records.statuses import FINISHED
 
 OUTCOMES = ("went on", "retried by the sweep", "resumed by the next start", "reported")
 """The same process went on; the running sweep started the cell again; somebody started the sweep again; refused, failed

@@ -55,7 +55,7 @@ class Components:
     run: float
     """Between runs on one base. Without replicates it has in it what bases do to single arms."""
     evaluation: float
-    """Variance of one run's score by the luck of single answers."""
+    """Luck of single answers in one run's score."""
     has_replicates: bool
     """True where `run` is from runs that share arm and base."""
 

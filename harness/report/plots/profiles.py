@@ -25,7 +25,7 @@ from harness.records.stats import Floats
 from harness.report.plots.colours import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
 from harness.report.plots.style import close_grid, style_name
 from harness.report.plots.titles import BASELINE, score_words
-from harness.report.scores import Scores
+from harness.report.scores import Scores, on_common_bases
 
 TAUS = np.linspace(0, 1, 201)
 MAX_LINES = 5
@@ -75,8 +75,8 @@ def run_scores(scores: Scores) -> Floats:
 def improvements(arms: Sequence[Arm], scores: Mapping[str, Scores], control: str) -> pd.DataFrame:
     """P(arm > control) over all contexts that have both, one row per method, precision and variant. `scores`: by label.
 
-    Columns: arm, settings (how many contexts), runs, control_runs, probability, low, high. Empty where the sweep has a
-    single context.
+    Columns: arm, settings (how many contexts), runs, and improvement with its ends as in the leaderboard. Empty where
+    the sweep has a single context.
     """
     lines: dict[tuple[str, str], list[Arm]] = {}
     for arm in arms:
@@ -85,7 +85,7 @@ def improvements(arms: Sequence[Arm], scores: Mapping[str, Scores], control: str
     for (precision, name), members in lines.items():
         pairs = [(arm, control_of(arm, arms, control)) for arm in members]
         compared = [(scores[a.label], scores[c.label]) for a, c in pairs if c is not None and c is not a]
-        strata = [(run_scores(own), run_scores(other)) for own, other in compared]
+        strata = [on_common_bases(own, other) for own, other in compared]
         strata = [(x, y) for x, y in strata if len(x) and len(y)]
         if len(strata) > 1:
             found = stats.improvement(strata)
@@ -94,10 +94,9 @@ def improvements(arms: Sequence[Arm], scores: Mapping[str, Scores], control: str
                     "arm": f"{name} {precision}",
                     "settings": len(strata),
                     "runs": sum(len(x) for x, _ in strata),
-                    "control_runs": sum(len(y) for _, y in strata),
-                    "probability": found.probability,
-                    "low": found.low,
-                    "high": found.high,
+                    "improvement": found.probability,
+                    "improvement_low": found.low,
+                    "improvement_high": found.high,
                 }
             )
     return pd.DataFrame(rows)

@@ -1,7 +1,7 @@
 """The best trial once more, on fresh seeds beside the baselines: the score that won a search is too good by selection.
 
 The best of many trials was partly lucky (the winner's curse), so no verdict rests on the scores of the search. What is
-compared is the difference of best and baseline over seeds that no trial has seen, paired by seed.
+compared is the difference of best and baseline over seeds that no trial has seen, paired by base and seed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial
 from harness.config.load import run_id
 from harness.config.schema import Launch
 from harness.foundation.digits import significant
-from harness.records.run_result import RunResult
+from harness.records.run_result import Pair, RunResult
 from harness.records.stats import Difference, paired
 from harness.studies.search.cells import is_settled, run_one
 from harness.studies.search.pruning import oriented
@@ -104,14 +104,14 @@ def confirmed(search: Search, found: Sequence[Contender], launch: Launch) -> dic
     return records
 
 
-def fresh_scores(records: Mapping[int, RunResult], metric: str) -> dict[int, float]:
-    """Seed -> score of the cells that ended well."""
-    scores = {seed: measured(result, metric) for seed, result in records.items() if result.status == "ok"}
-    return {seed: value for seed, value in scores.items() if value is not None}
+def fresh_scores(records: Mapping[int, RunResult], metric: str) -> dict[Pair, float]:
+    """Base and seed -> score of the cells that ended well."""
+    scores = {result.pair: measured(result, metric) for result in records.values() if result.status == "ok"}
+    return {pair: value for pair, value in scores.items() if value is not None}
 
 
 def compared(arm: Mapping[int, RunResult], control: Mapping[int, RunResult], metric: str) -> Difference:
-    """Arm minus control over the fresh seeds that both have."""
+    """Arm minus control over the fresh seeds that both have, each from the same base."""
     return paired(fresh_scores(arm, metric), fresh_scores(control, metric))
 
 

@@ -36,7 +36,8 @@ def ending(code: int, log: str, *, is_oom: bool) -> tuple[str, str]:
     if -code == signal.SIGKILL and is_oom:
         return "failed", OUT_OF_MEMORY
     kind = "crashed" if -code in CRASHES else "lost"
-    return "failed", f"{kind}: killed by {signal.Signals(-code).name}"
+    name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+    return "failed", f"{kind}: killed by {name}"
 
 
 def _counters() -> Iterator[Path]:

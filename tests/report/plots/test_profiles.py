@@ -50,8 +50,8 @@ def test_improvements_over_lengths() -> None:
     ]
     rows = {row["arm"]: row for row in improvements(*score_arms(runs), "bf16").to_dict("records")}
     assert set(rows) == {"naive int8", "naive int3"} and rows["naive int3"]["settings"] == 2
-    assert rows["naive int3"]["probability"] == 0 and rows["naive int3"]["high"] < 0.5
-    assert rows["naive int8"]["low"] < 0.5 < rows["naive int8"]["high"]
+    assert rows["naive int3"]["improvement"] == 0 and rows["naive int3"]["improvement_high"] < 0.5
+    assert rows["naive int8"]["improvement_low"] < 0.5 < rows["naive int8"]["improvement_high"]
     assert improvements(*score_arms([r for r in runs if r.config["task"]["n"] == 8]), "bf16").empty
 
 

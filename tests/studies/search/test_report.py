@@ -47,6 +47,9 @@ def test_the_best_is_feasible_and_is_confirmed_with_the_defaults(results):
     assert all(sorted(of_one) == [5, 6, 7, 8] for of_one in records.values())
     arm, control = ({s: r.summary["auc"] for s, r in records[n].items()} for n in ("best tis", "tis default"))
     assert compared(records["best tis"], records["tis default"], "auc") == paired(arm, control)
+    again = records["tis default"] | {5: records["tis default"][5].model_copy(update={"hashes": {"model": "another"}})}
+    fewer = paired(arm, {seed: value for seed, value in control.items() if seed != 5})
+    assert compared(records["best tis"], again, "auc") == fewer and fewer.num_pairs == 3
 
 
 def test_the_table_says_what_was_found_in_a_sentence(results):
