@@ -77,7 +77,9 @@ def _asked(a: argparse.Namespace) -> tuple[Recipe, dict[str, Path], dict[str, Pa
     check_overrides(a.overrides)
     check_named_folder(a.overrides)
     load([*of_folder("model"), *split_launch(a.overrides)[0]])  # as every model of a recipe is a folder's
-    if (a.overrides or a.dry_run) and not (models or data or a.is_tiny):
+    if a.is_tiny and (models or data):
+        raise ValueError(f"--tiny makes model and data itself: leave --{'model' if models else 'data'} out")
+    if (a.overrides or a.dry_run or a.is_again) and not (models or data or a.is_tiny):
         raise ValueError(
             f"lowbit paper {a.name}: a launch or a dry run needs --model NAME=FOLDER and --data NAME=FOLDER, or "
             "--tiny for the small twin"
