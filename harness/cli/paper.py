@@ -34,8 +34,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("name", nargs="?", help="a recipe; without it, every recipe in a line")
     parser.add_argument("overrides", nargs="*", default=[], help=f"{OVERRIDES}; they apply to every cell and come last")
-    parser.add_argument("--model", nargs="+", action="extend", default=[], metavar="NAME=DIR", help="model folders")
-    parser.add_argument("--data", nargs="+", action="extend", default=[], metavar="NAME=DIR", help="files or folders")
+    parser.add_argument("--model", nargs="+", action="extend", default=[], metavar="NAME=DIR",
+                        help="folders of models, by their names in the recipe")  # fmt: skip
+    parser.add_argument("--data", nargs="+", action="extend", default=[], metavar="NAME=DIR",
+                        help="files or folders of data sets, by their names in the recipe")  # fmt: skip
     parser.add_argument("--tiny", action="store_true", dest="is_tiny",
                         help="the small twin: a random model and questions made here, two steps on a CPU")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="list cells, memory, hours and what is missing")

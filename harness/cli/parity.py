@@ -13,7 +13,9 @@ MODEL, SAMPLES = "xs128", 512
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where a GPU is visible")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="where vLLM samples (default: cuda if a GPU is visible)"
+    )
     parser.add_argument("--formats", type=word_list, default=(), metavar="NAME,...",
                         help="these precisions alone; rows of others stay (default: all)")  # fmt: skip
     parser.add_argument("--checkpoint", type=named_path, metavar="DIR",

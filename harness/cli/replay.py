@@ -59,7 +59,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.set_defaults(action=_evaluate)
     evaluate.add_argument("--methods", type=word_list, default=(), metavar="A,B,...", help="these alone (default: all)")
     evaluate.add_argument("--modes", type=word_list, default=("decoupled",), metavar="A,B,...",
-                          help="of methods that fix none: decoupled, bypass_ppo, bypass_pg")  # fmt: skip
+                          help="correction modes of methods that fix none: decoupled, bypass_ppo, bypass_pg "
+                               "(default: decoupled)")  # fmt: skip
     evaluate.add_argument("--ages", type=number_list, default=(0, 1), metavar="0,1",
                           help="optimizer steps since the batches were sampled (default: 0,1)")  # fmt: skip
     evaluate.add_argument("--stored", type=named_path, help=FOLDER)

@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     way.add_argument("--report", action="store_true", help="write table and figures of what is there, run nothing")
     way.add_argument("--restart", action="store_true", help="begin a new study; the old one is kept aside")
     way.add_argument("--dashboard", action="store_true", help="open optuna-dashboard on the study, run nothing")
-    parser.add_argument("--port", type=port, default=PORT, help=f"of the dashboard (default: {PORT})")
+    parser.add_argument("--port", type=port, default=PORT, help=f"port of the dashboard (default: {PORT})")
     add_tracking(parser)
     add_results(parser, reads=lambda a: a.report or a.dashboard, check=_check)
 
