@@ -21,7 +21,7 @@ SAMPLES = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("folder", nargs="?", type=named_path, metavar="FOLDER",
-                        help="a model folder to measure; without one the records that there are are shown")  # fmt: skip
+                        help="a model folder to measure; without one all records are shown")  # fmt: skip
     parser.add_argument("overrides", nargs="*", default=[], metavar="OVERRIDE",
                         help="its task, e.g. task=wordmath task.n=10")  # fmt: skip
     parser.add_argument("--name", type=file_name, help="name of the record (default: the folder's)")
