@@ -9,7 +9,7 @@ With v the version that an update makes and v_t the version that sampled a token
 A token of the newest weights has a = 0 and prox = mu, so that a synchronous run is PPO without a proximal policy, and
 an old token comes near w = pi / mu, r = 1. Versions count steps, so all updates of a batch make version `step.index`
 + 1. Every ratio is that of a token to its own version (`algo.partial_rollouts`, `algo.staleness`). Log-ratios are
-clamped to +-20. Left out: masks of large w, off by default there; the pass that this saves, which runs for the metrics.
+clamped to +-20. Left out: masks of large w, off by default there. The pass that this saves still runs, for the metrics.
 """
 
 from __future__ import annotations

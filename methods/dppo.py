@@ -84,6 +84,8 @@ class DPPO(Part):
         check_frac(self, self.reject_frac)
         if min(self.delta_low, self.delta_high) <= 0:
             raise ValueError(f"DPPO.delta_low, delta_high: {self.delta_low}, {self.delta_high} must be above 0")
+        if self.kappa < 0:
+            raise ValueError(f"DPPO.kappa: {self.kappa} is negative (choose 0 or more)")
         if self.cap is not None and self.cap < 1:
             raise ValueError(f"DPPO.cap: {self.cap} cuts the ratio of an unchanged policy (choose 1 or more, or null)")
 

@@ -6,7 +6,7 @@ Claim: INT8 or FP8 rollouts keep the BF16 curve when each token's loss is weight
 for small and 8 for 32B models. INT8 scales are calibrated once, on the initial weights, and reused at every sync,
 because RL updates are small; FP8 is quantized online, so the profile leaves it alone.
 Left out: engine patches; the smoothing multipliers of its profile, which exist only where SmoothQuant made the INT8
-checkpoint; `int8_prune`. Below 8 bits is beyond the paper: online quantization with the same weights.
+checkpoint; `int8_prune`. Formats below 8 bits are not the paper's: they are quantized online, under the same weights.
 """
 
 from __future__ import annotations

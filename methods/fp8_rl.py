@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +63,6 @@ class RecalibratedKV(Part):
     """Head room over that magnitude."""
 
     def __post_init__(self) -> None:
-        if self.protocol not in get_args(KVProtocol):
-            raise ValueError(f"RecalibratedKV.protocol: {self.protocol} is unknown (choose trainer or inference)")
         if self.rows < 1 or self.micro_rows < 1:
             raise ValueError(f"RecalibratedKV.rows, micro_rows: {self.rows}, {self.micro_rows} (choose at least 1)")
         if not 0.0 <= self.percentile <= 1.0:

@@ -67,7 +67,8 @@ class GPTQStart(Part):
     scale: ScaleMode = "frozen"
     """dynamic: recomputed from the latents at every pass, which may move every code at the start."""
     grid: Literal["plan", "asymmetric"] = "plan"
-    """asymmetric: the precision's bits and groups with zero points, as the paper's W3G128."""
+    """asymmetric: the precision's bits and groups with zero points. The paper's W3G128 is
+    precision.weights=int3_g128_asym."""
     act_order: Literal["none", "static"] = "none"
     """static: GPTQ rounds columns by falling curvature, in the groups they had."""
     damping: float = 0.01
@@ -146,4 +147,5 @@ QAT_RTN = replace(
     name="qat_rtn",
     parts=(GPTQStart(start="rtn", latent="orig"), TIS()),
     summary="control for qat_kd: a fake-quantized trainer from rounding to nearest, no cold start",
+    reconstructed="TIS during RL",
 )

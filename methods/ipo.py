@@ -35,8 +35,8 @@ class IPO(Part):
     """Coefficient of (log R)^2 over all tokens."""
 
     def __post_init__(self) -> None:
-        if self.threshold <= 0:
-            raise ValueError(f"IPO.threshold: {self.threshold} (choose above 0)")
+        if min(self.threshold, self.tau) <= 0:
+            raise ValueError(f"IPO.threshold, tau: {self.threshold}, {self.tau} (choose above 0)")
         if self.kappa < 0:
             raise ValueError(f"IPO.kappa: {self.kappa} is negative (choose 0 or more)")
 

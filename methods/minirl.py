@@ -8,7 +8,7 @@ importance weights and clipping it is stable; without the weights training colla
 
 with r = pi / old, both by the trainer, and mu the sampler. Tokens are summed, responses averaged, no KL term. The
 weight has the sampler in it, so a correction weight is ignored. The text caps "the token-level IS weight", which in eq.
-7 is pi / mu: the cap is on that. Left out: routing replay, for the models here are dense; advantages without the
+7 is pi / mu: the cap is on that. Left out: routing replay (`methods.router_replay`); advantages without the
 division by the standard deviation, a setting of the run.
 """
 

@@ -77,8 +77,10 @@ class MIS(Part):
 
     def __post_init__(self) -> None:
         check_frac(self, self.reject_frac)
-        if not (self.lo or 0.0) < self.hi:
-            raise ValueError(f"MIS.lo, hi: {self.lo}, {self.hi} is not a band (choose lo < hi)")
+        if not 0 <= (self.lo or 0.0) < self.hi:
+            raise ValueError(f"MIS.lo, hi: {self.lo}, {self.hi} is not a band (choose 0 <= lo < hi, or null for lo)")
+        if self.veto is not None and not 0 < self.veto < 1:
+            raise ValueError(f"MIS.veto: {self.veto} (choose above 0 and below 1, or null)")
 
     @property
     def sets_weight(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -123,6 +125,8 @@ class Reject(Part):
             raise ValueError(f"{name}.lo, hi: k1 over {self.over} needs 0 < lo < hi and token, seq_sum or seq_mean")
         if self.stat != "k1" and self.lo is not None:
             raise ValueError(f"{name}.lo: {self.lo} means nothing for {self.stat} (choose null)")
+        if self.hi < 0:
+            raise ValueError(f"{name}.hi: {self.hi} would reject everything (choose 0 or more)")
         if self.stat != "k1" and self.is_inverse:
             raise ValueError(f"{name}.is_inverse: true means nothing for {self.stat} (choose false)")
         check_frac(self, self.reject_frac)
@@ -171,6 +175,7 @@ K3_RS_TIS = replace(
     name="k3_rs_tis",
     paper="arXiv 2605.14220",
     parts=(K3RS(hi=0.001), TIS()),
-    summary="k3_rs with token TIS",
+    summary="k3_rs at 0.001 with token TIS",
+    claim="truncated token weights and rejection by the mean divergence mitigate the mismatch of BF16 engines",
     reconstructed="which divergence the paper's threshold of 0.001 is of; here the mean k3",
 )

@@ -5,7 +5,8 @@ Claim: RL collapses from a bare 3-bit model and works from one that was started 
 distilled on text of the same domain; distillation beats plain cross-entropy on the same text.
 Trainer and rollout read one grid: codes of the same latent weights. Its abstract's +44.53 points are not its W3G128
 row (+30.0). Ours: forward KL, every setting of the stage, responses of the teacher as its text, and TIS during RL.
-Left out: FlatQuant with W4A4KV4, and a teacher during RL.
+The paper's formats are W3G128 and W2G128 with zero points; precision=int3 has groups of 32 without them, and
+precision.weights=int3_g128_asym is theirs. Left out: FlatQuant with W4A4KV4, and a teacher during RL.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ saturate; fitted on the last hidden state, with the cross entropy of text, they 
 In RL (all of it ours): the trainer stays in full precision and the rollout computes with q(W_k) + C, where C is fitted
 on W_0 and the codes follow W_k. `methods/rilq_refresh.py` fits again, `methods/rilq_init.py` trains what was fitted.
 The authors' text has no prompts; here only the positions that predict a response are aligned, unless `tokens` is all.
+Their example is W2A16 in groups of 64 (precision.weights=int2_g64_asym); precision=int2 has groups of 16.
 The methods set g = 0, for demonstrations would teach the sampler the task, and a rate for narrow models (both ours).
 Left out: their layer-wise loss, and QA-LoRA's mergeable adapters (merging what is below half a step loses it).
 """
@@ -67,6 +68,8 @@ class Compensation(Part):
         own = type(self).__name__
         if not 0 <= self.sampled_frac <= 1 or self.sequences < 3:
             raise ValueError(f"{own}.sampled_frac, sequences: {self.sampled_frac}, {self.sequences}; 0 to 1 of >= 3")
+        if not 0 <= min(self.a, self.g) <= max(self.a, self.g) < float("inf"):
+            raise ValueError(f"{own}.a, g: {self.a}, {self.g} are no weights of a loss (choose 0 or more)")
         if min(self.lr, self.updates, self.batch_size, self.validate_every, self.patience, self.loftq_steps) <= 0:
             raise ValueError(f"{own}: lr, updates, batch_size, validate_every, patience, loftq_steps must be positive")
 

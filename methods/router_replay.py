@@ -10,7 +10,7 @@ old log-probs, for updates, so that the first one is unchanged. A backward pass 
 Without norm_topk_prob the gates are the full softmax at I, as in verl.
 Ours: the reference of the KL term replays, too, so that the term is 0 for equal policies; positions without a record
 (the last token, and the last layer inside the prompt, where neither changes a log-prob) choose for themselves.
-Left out: vLLM's own record of its experts, RSPO.
+Left out: vLLM's own record of its experts; what RSPO does with the shift of the routers (`methods.rspo`).
 """
 
 from __future__ import annotations

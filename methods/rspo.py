@@ -71,8 +71,6 @@ class RSPO(Part):
             raise ValueError(f"RSPO.bound: {self.bound} cuts the update of an unchanged policy (choose above 0)")
         if not 0 < self.gamma_min <= 1:
             raise ValueError(f"RSPO.gamma_min: {self.gamma_min} is no factor (choose above 0, at most 1)")
-        if self.place not in ("ratio", "clipped"):
-            raise ValueError(f"RSPO.place: unknown {self.place!r} (choose ratio, clipped)")
 
     def needs(self, step: Step) -> frozenset[str]:
         return frozenset({"router_shift"})

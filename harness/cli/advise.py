@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.options import add_results, add_write, always, if_written, positive, tell_written
+from harness.cli.options import add_results, add_write, always, if_written, named_path, positive, tell_written
 from harness.foundation.project_files import HOME, RESULTS
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=positive, help="tokens of an answer")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--k3", help="mismatch, nats a token: a number, or fp8_block=2e-3,int8=1e-4 (default: none)")
-    source.add_argument("--probe", type=Path, metavar="FILE", help="the record of `lowbit probe`, for the k3 of each")
+    source.add_argument(
+        "--probe", type=named_path, metavar="FILE", help="the record of `lowbit probe`, for the k3 of each"
+    )
     parser.add_argument("--batch", type=positive, help="answers of a step (default: 512)")
     parser.add_argument("--gpu", help="kind of GPU (default: h200, the one that was measured)")
     parser.add_argument("--gpus", type=positive, help="number of GPUs (default: 1)")

@@ -61,7 +61,7 @@ def run(a: argparse.Namespace) -> int:
     missing = wanted(names, overrides, launch)
     for folder, cell in missing.items():
         print(f"{folder.name}, on {'a GPU' if cell.trainer.device == 'cuda' else 'a CPU'}")
-    print(_count(len(missing)))
+    print(f"{_count(len(missing))} to train")
     return 0
 
 
@@ -79,9 +79,9 @@ def base(names: Sequence[str], overrides: Sequence[str], *, launch: Launch, work
     waiting = list(wanted(names, overrides, launch).values())
     elsewhere = [cell for cell in waiting if cell.trainer.device == "cuda" and not torch.cuda.is_available()]
     if elsewhere and not names and not overrides:
-        print(f"{len(elsewhere)} bases are for a GPU, which this machine does not have: left out")
+        print(f"left out, for this machine has no GPU: {_count(len(elsewhere))}")
         waiting = [cell for cell in waiting if cell not in elsewhere]
-    print(_count(len(waiting)), flush=True)
+    print(f"{_count(len(waiting))} to train", flush=True)
     for cell in waiting:
         check_device(cell)
     if waiting:
@@ -109,12 +109,12 @@ def base(names: Sequence[str], overrides: Sequence[str], *, launch: Launch, work
         for process in running:
             process.wait()
     if left := ended.count(UNFINISHED) + len(waiting):
-        print(f"time limit: {left} bases are left; the same command goes on from here")
+        print(f"time limit: {_count(left)} {'is' if left == 1 else 'are'} left; the same command goes on from here")
     return int(any(code not in (0, UNFINISHED) for code in ended))
 
 
 def _count(num: int) -> str:
-    return f"{num} base{'s' * (num != 1)} to train"
+    return f"{num} base{'s' * (num != 1)}"
 
 
 def wanted(names: Sequence[str], overrides: Sequence[str], launch: Launch) -> dict[Path, RunConfig]:

@@ -12,7 +12,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", nargs="?", help="log and open this sweep alone (default: all)")
     parser.add_argument("--compare", nargs="+", default=[], metavar="WORD",
                         help="open the saved comparison of SWEEP with these words: qurl flashrl int8")  # fmt: skip
-    parser.add_argument("--port", type=port, default=5000, help="of the server (default: 5000)")
+    parser.add_argument("--port", type=port, default=5000, help="port of the server (default: 5000)")
     add_results(parser, reads=always, check=_check)
 
 

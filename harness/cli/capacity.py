@@ -21,13 +21,14 @@ from harness.cli.options import (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--gpus", type=positive_list, default=(1, 8, 64), help="numbers of GPUs (default: 1,8,64)")
-    parser.add_argument("--sizes", type=word_list, default=(), help="of Qwen2.5 (default: all that were timed)")
-    parser.add_argument("--lengths", type=positive_list, default=(), help="response tokens (default: all timed ones)")
+    parser.add_argument("--sizes", type=word_list, default=(), help="sizes of Qwen2.5 (default: all that were timed)")
+    parser.add_argument("--lengths", type=positive_list, default=(), help="tokens of a response (default: all timed)")
     parser.add_argument("--batch", type=positive, help="responses of a step (default: 512)")
-    parser.add_argument("--micro-batch-tokens", type=positive, dest="pass_tokens", help="on a GPU (default: 16896)")
-    parser.add_argument("--nvlink", type=rate, metavar="GB/S", help="assumed, per GPU in a node (default: 350)")
-    parser.add_argument("--network", type=rate, metavar="GB/S", help="assumed, per node between nodes (default: 320)")
-    parser.add_argument("--host", type=rate, metavar="GB/S", help="assumed, from a GPU to the host (default: 40)")
+    parser.add_argument("--micro-batch-tokens", type=positive, dest="pass_tokens", metavar="N",
+                        help="tokens that a GPU trains on at once (default: 16896)")  # fmt: skip
+    parser.add_argument("--nvlink", type=rate, metavar="GB/S", help="assumed rate of a GPU in its node (default: 350)")
+    parser.add_argument("--network", type=rate, metavar="GB/S", help="assumed rate of a node to others (default: 320)")
+    parser.add_argument("--host", type=rate, metavar="GB/S", help="assumed rate of a GPU to the host (default: 40)")
     parser.add_argument(
         "--host-gib", type=gibibytes, metavar="GIB",
         help="main memory of a machine for each of its GPUs (default: 256, 2 TiB beside 8 H200)",
@@ -36,8 +37,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--train", choices=("any", "full", "lora"), default="any", dest="trains",
         help="all weights or adapters; any (default): adapters where all weights do not fit",
     )  # fmt: skip
-    parser.add_argument("--why", action="store_true", help="a line for every layout that was not taken")
-    parser.add_argument("--layouts", action="store_true", help="the layout of each, planned and measured")
+    parser.add_argument("--why", action="store_true", help="say why each other layout was not taken")
+    parser.add_argument("--layouts", action="store_true", help="show the layouts alone, planned and measured")
     add_write(parser, "the tables and the figure")
     add_results(parser, reads=always, writes=if_written)
 

@@ -25,7 +25,7 @@ SWEEP_ARGUMENTS = ("name", "sweep", "sweeps")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--shell", choices=("bash", "zsh", "fish"), default="bash", help="(default: bash)")
+    parser.add_argument("--shell", choices=("bash", "zsh", "fish"), default="bash", help="the shell (default: bash)")
 
 
 def run(a: argparse.Namespace) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results, add_write, always, tell_written
+from harness.cli.options import add_results, add_write, always, named_path, tell_written
 
 if TYPE_CHECKING:
     from harness.studies.dose.study import Study
@@ -20,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--probe",
-        type=Path,
+        type=named_path,
         nargs="+",
         metavar="FILE",
         help="with --predict: the probe of the sweep's base, or one for each of its channel spreads",

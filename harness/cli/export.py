@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from pathlib import Path
 
-from harness.cli.options import add_results, always, never
+from harness.cli.options import add_results, always, named_path, never
 from harness.foundation.whole_folder import replacing
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("run_id", metavar="RUN", help="a run whose policy launch.save kept: its name, id, or its file")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder that is made")
-    parser.add_argument("--quantized", action="store_true", help="its codes (compressed-tensors), not its weights")
+    parser.add_argument("folder", type=named_path, metavar="FOLDER", help="the folder to make")
+    parser.add_argument(
+        "--quantized", action="store_true", help="write the codes of its format (compressed-tensors), not its weights"
+    )
     add_results(parser, reads=always, writes=never)
 
 

@@ -33,14 +33,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def _check(names: Sequence[str], results: Path) -> None:
     """Raises ValueError for a name that is neither a paper figure nor a sweep with results."""
     known = [*FIGURES, *all_sweeps(results)]
-    if unknown := next((name for name in names if name not in known), None):
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
         raise ValueError(f"{unknown!r} is no paper figure and no sweep with results; {nearest(unknown, known)}")
 
 
 def run(a: argparse.Namespace) -> int:
-    """List or draw. Raises ValueError for names beside --list, which lists all."""
-    if a.is_listing and a.names:
-        raise ValueError(f"figures: --list does not go with names, such as {a.names[0]}")
+    """List or draw. Raises ValueError for names or --notebooks beside --list, which lists all."""
+    if a.is_listing and (a.names or a.is_executing):
+        what = f"names, such as {a.names[0]}" if a.names else "--notebooks"
+        raise ValueError(f"figures: --list does not go with {what}")
     return listing(a.results) if a.is_listing else figures(a.names, a.results, is_executing=a.is_executing)
 
 

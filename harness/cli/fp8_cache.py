@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
 
-from harness.cli.options import add_results, add_write, check_exact_policy, file_name, positive, tell_written
+from harness.cli.options import (
+    add_results,
+    add_write,
+    check_exact_policy,
+    file_name,
+    named_path,
+    positive,
+    tell_written,
+)
 
 SAMPLES = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER",
-                        help="a model folder to measure; without one the records that there are are shown")  # fmt: skip
+    parser.add_argument("folder", nargs="?", type=named_path, metavar="FOLDER",
+                        help="a model folder to measure; without one all records are shown")  # fmt: skip
     parser.add_argument("overrides", nargs="*", default=[], metavar="OVERRIDE",
                         help="its task, e.g. task=wordmath task.n=10")  # fmt: skip
     parser.add_argument("--name", type=file_name, help="name of the record (default: the folder's)")
-    parser.add_argument("--first-load", type=Path, metavar="FOLDER",
+    parser.add_argument("--first-load", type=named_path, metavar="FOLDER",
                         help="an earlier policy: rules that keep its scales are measured too")  # fmt: skip
     parser.add_argument("--answers", type=positive, help="answers to score (default: 32)")
     parser.add_argument("--scan", action="store_true", help="also a range of factors on the scale, for K, V and both")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from harness.cli.options import add_results, add_write, check_exact_policy, file_name, positive
+from harness.cli.options import add_results, add_write, check_exact_policy, file_name, named_path, positive
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER",
-                        help="a model folder to measure; without one the records that there are are shown")  # fmt: skip
+    parser.add_argument("folder", nargs="?", type=named_path, metavar="FOLDER",
+                        help="a model folder to measure; without one all records are shown")  # fmt: skip
     parser.add_argument("overrides", nargs="*", default=[], metavar="OVERRIDE",
                         help="its task, and the format, e.g. task=wordmath task.n=10 precision=int8 "
                              "(default: int8)")  # fmt: skip

@@ -47,13 +47,14 @@ def add_results(
     """The option that says where results are. `reads`: calls that need the folder and do not make it. `writes`: calls
     that write there, unless they are dry runs. `check`: raises ValueError for wrong input, before committed results are
     copied for a call that writes."""
-    parser.add_argument("--results", type=_folder, default=RESULTS, help="results folder (default: results)")
+    parser.add_argument("--results", type=named_path, default=RESULTS, help="results folder (default: results)")
     parser.set_defaults(reads=reads, writes=writes, check_input=check)
 
 
-def _folder(text: str) -> Path:
+def named_path(text: str) -> Path:
+    """A path that is not empty."""
     if not text:  # a shell's variable that is not set; Path takes it for the current folder
-        raise argparse.ArgumentTypeError("'': a folder is expected")
+        raise argparse.ArgumentTypeError("'': a path is expected")
     return Path(text)
 
 
@@ -124,6 +125,13 @@ def check_machine(a: argparse.Namespace) -> None:
 def tell_written(paths: Iterable[Path]) -> None:
     """Name the files that a command wrote."""
     print("written: " + ", ".join(map(str, paths)))
+
+
+def check_beside(a: argparse.Namespace, way: str, **unset: object) -> None:
+    """Raises ValueError for an option that has no effect beside `way`, such as "--report, which measures nothing";
+    `unset`: name of an option -> its value where it is not given."""
+    if given := next((name for name, value in unset.items() if getattr(a, name) != value), None):
+        raise ValueError(f"{a.command}: --{given.replace('_', '-')} does not go with {way}")
 
 
 def check_untrained(overrides: Iterable[str]) -> None:

@@ -34,8 +34,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("name", nargs="?", help="a recipe; without it, every recipe in a line")
     parser.add_argument("overrides", nargs="*", default=[], help=f"{OVERRIDES}; they apply to every cell and come last")
-    parser.add_argument("--model", nargs="+", action="extend", default=[], metavar="NAME=DIR", help="model folders")
-    parser.add_argument("--data", nargs="+", action="extend", default=[], metavar="NAME=DIR", help="files or folders")
+    parser.add_argument("--model", nargs="+", action="extend", default=[], metavar="NAME=DIR",
+                        help="folders of models, by their names in the recipe")  # fmt: skip
+    parser.add_argument("--data", nargs="+", action="extend", default=[], metavar="NAME=DIR",
+                        help="files or folders of data sets, by their names in the recipe")  # fmt: skip
     parser.add_argument("--tiny", action="store_true", dest="is_tiny",
                         help="the small twin: a random model and questions made here, two steps on a CPU")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="list cells, memory, hours and what is missing")
@@ -77,7 +79,9 @@ def _asked(a: argparse.Namespace) -> tuple[Recipe, dict[str, Path], dict[str, Pa
     check_overrides(a.overrides)
     check_named_folder(a.overrides)
     load([*of_folder("model"), *split_launch(a.overrides)[0]])  # as every model of a recipe is a folder's
-    if (a.overrides or a.dry_run) and not (models or data or a.is_tiny):
+    if a.is_tiny and (models or data):
+        raise ValueError(f"--tiny makes model and data itself: leave --{'model' if models else 'data'} out")
+    if (a.overrides or a.dry_run or a.is_again) and not (models or data or a.is_tiny):
         raise ValueError(
             f"lowbit paper {a.name}: a launch or a dry run needs --model NAME=FOLDER and --data NAME=FOLDER, or "
             "--tiny for the small twin"

@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run_id",
         metavar="RUN",
-        help="its name, its id or the beginning of one, SWEEP/ before it or not, or its file",
+        help="a run: its name, its id or the beginning of it, each with or without SWEEP/ before it, or its file",
     )
     add_results(parser, reads=lambda a: not a.run_id.endswith(".json"), writes=never)
 

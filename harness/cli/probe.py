@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.options import add_results, add_write, check_untrained, tell_written, word_list
+from harness.cli.options import add_results, add_write, check_untrained, named_path, tell_written, word_list
 
 if TYPE_CHECKING:
     from harness.config.schema import Launch, RunConfig
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a model folder, or the file of an earlier probe")
+    parser.add_argument(
+        "folder", type=named_path, metavar="FOLDER", help="a model folder, or the file of an earlier probe"
+    )
     parser.add_argument("overrides", nargs="*", default=[], metavar="FOLDER|OVERRIDE", help=(
         "more folders or files to compare with, such as the saved steps of one run; and overrides, e.g. task=gsm8k "
         "task.path=DIR algo.num_prompts=64 engine.max_new_tokens=512 engine=vllm trainer.device=cuda"))  # fmt: skip
@@ -28,7 +30,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                              "finds its sigma, knobs.WeightNoise.sigma of the method weight_noise")  # fmt: skip
     parser.add_argument("--untrained", action="store_true",
                         help="the weights are random: costs alone count, and the record says so")  # fmt: skip
-    parser.add_argument("--dump", type=Path, metavar="FOLDER", help="also keep the log-probs of every format there")
+    parser.add_argument(
+        "--dump", type=named_path, metavar="FOLDER", help="also keep the log-probs of every format there"
+    )
     add_write(parser, "the tables and the figure")
     add_results(parser, check=lambda a: _asked(a))
 

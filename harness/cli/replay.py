@@ -13,6 +13,7 @@ from harness.cli.options import (
     add_write,
     always,
     if_written,
+    named_path,
     number_list,
     positive,
     positive_list,
@@ -50,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     collect.add_argument("--reference-factor", type=positive, default=4,
                          help="how many times as many prompts the exact reference gets (default: 4)")  # fmt: skip
     collect.add_argument("--warmup", type=whole, default=0, help="training steps with bf16 rollouts first (default: 0)")
-    collect.add_argument("--out", type=Path, help=FOLDER)
+    collect.add_argument("--out", type=named_path, help=FOLDER)
     add_results(collect, check=_check_collect)
 
     line = "every correction on the stored batches; what has no record yet is evaluated and recorded"
@@ -58,10 +59,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.set_defaults(action=_evaluate)
     evaluate.add_argument("--methods", type=word_list, default=(), metavar="A,B,...", help="these alone (default: all)")
     evaluate.add_argument("--modes", type=word_list, default=("decoupled",), metavar="A,B,...",
-                          help="of methods that fix none: decoupled, bypass_ppo, bypass_pg")  # fmt: skip
+                          help="correction modes of methods that fix none: decoupled, bypass_ppo, bypass_pg "
+                               "(default: decoupled)")  # fmt: skip
     evaluate.add_argument("--ages", type=number_list, default=(0, 1), metavar="0,1",
                           help="optimizer steps since the batches were sampled (default: 0,1)")  # fmt: skip
-    evaluate.add_argument("--stored", type=Path, help=FOLDER)
+    evaluate.add_argument("--stored", type=named_path, help=FOLDER)
     add_write(evaluate, "the tables and the figures")
     add_results(evaluate, check=_check_evaluate)
 
@@ -117,11 +119,14 @@ def _collect(a: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from harness.config.schema import Launch
+    from harness.foundation.writable import check_writable
     from harness.studies.replay.sampling import collect_context, plan
     from harness.studies.replay.store import REFERENCE, read_meta, samplers
 
-    launch = Launch(results=str(a.results))
-    for context in plan(*_demand(a)):
+    launch, (demand, place) = Launch(results=str(a.results)), _demand(a)
+    contexts = plan(demand, place)
+    check_writable(place, "--out" if a.out else "--results")
+    for context in contexts:
         started = time.perf_counter()
         total = sum(count for name, _, count in context.samplers() if read_meta(context.folder, name) is None)
         with tqdm(total=total, unit="batch", desc=context.folder.name, disable=not sys.stderr.isatty()) as bar:
@@ -169,12 +174,12 @@ def _evaluate(a: argparse.Namespace) -> int:
 
 
 def _report(a: argparse.Namespace) -> int:
-    """Tables from the records alone; written with the figures where asked to."""
+    """Tables from the records alone, printed; written with the figures where asked to."""
     from harness.studies.replay.tables import markdown, read_records, write_tables
 
     records = read_records(replay_folder(a.results))
+    print(markdown(records))
     if not a.is_written:
-        print(markdown(records))
         return 0
     from harness.studies.replay.figure import draw
 

@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", help="a sweep with results, or the YAML file of one (with --html alone: every one)"
     )
-    parser.add_argument("--only", choices=("tables", "figures"), help="write one of the two")
+    parser.add_argument("--only", choices=("tables", "figures"), help="write the tables alone, or the figures alone")
     parser.add_argument("--main", dest="is_main", action="store_true",
                         help="the main table of a README instead: settings side by side, with verdicts")  # fmt: skip
     parser.add_argument("--html", dest="is_html", action="store_true", help="write the site of all results too")

@@ -42,17 +42,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(a: argparse.Namespace) -> None:
-    """Raises ValueError for a source that is missing, not there, or one that verify does not take."""
+    """Raises ValueError for a source that is missing, not there, or one that verify does not take, for a tracker where
+    nothing is logged, and for none where nothing else is done."""
+    is_logging = a.action == "import" and a.source is None
+    if "wandb" in a.trackers and not is_logging:
+        raise ValueError("results: --tracking goes with import without a source, which logs what is there")
+    if is_logging and not a.trackers:
+        raise ValueError("results import: --no-tracking leaves nothing to do; give a source, or a tracker")
     if a.action == "verify" and a.source is not None:
         raise ValueError(f"results verify: {a.source} is one word too many; it checks all of --results")
+    if a.source == "":  # a shell's variable that is not set
+        raise ValueError(f"results {a.action}: '': a name or a path is expected")
     if a.action == "import" and a.source is not None:
         _check_source(Path(a.source))
     if a.action == "unpack" and a.source is not None:
         from harness.records.folder import check_is_packed
 
         check_is_packed(a.results, a.source, "results unpack")
-    if a.action == "pack" and a.source is None:
-        raise ValueError("results pack: which sweep? give the name of a folder of results/runs")
+    if a.action == "pack":
+        from harness.records.folder import check_sweep
+
+        if a.source is None:
+            raise ValueError("results pack: which sweep? give the name of a folder of results/runs")
+        check_sweep(a.results, a.source)
 
 
 def run(a: argparse.Namespace) -> int:
@@ -67,11 +79,11 @@ def run(a: argparse.Namespace) -> int:
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     elif a.action == "unpack":
         print(f"{unpack(a.results, a.source)} results unpacked")
+    elif a.source is not None:
+        import_all(a.source, a.results)
     else:
         check_trackers(a.trackers)
-        if a.source is None:
-            return log_all_runs(a.results, a.trackers)
-        import_all(a.source, a.results)
+        return log_all_runs(a.results, a.trackers)
     return 0
 
 

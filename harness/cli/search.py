@@ -15,6 +15,7 @@ from harness.cli.options import (
     add_results,
     add_tracking,
     add_workers,
+    check_beside,
     check_trackers,
     hours,
     port,
@@ -25,6 +26,9 @@ from harness.cli.options import (
 if TYPE_CHECKING:
     from harness.studies.search.run import Progressed
     from harness.studies.search.spec import Budget, Search
+
+
+PORT = 8080
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,16 +42,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     way.add_argument("--report", action="store_true", help="write table and figures of what is there, run nothing")
     way.add_argument("--restart", action="store_true", help="begin a new study; the old one is kept aside")
     way.add_argument("--dashboard", action="store_true", help="open optuna-dashboard on the study, run nothing")
-    parser.add_argument("--port", type=port, default=8080, help="of the dashboard (default: 8080)")
+    parser.add_argument("--port", type=port, default=PORT, help=f"port of the dashboard (default: {PORT})")
     add_tracking(parser)
     add_results(parser, reads=lambda a: a.report or a.dashboard, check=_check)
 
 
 def _check(a: argparse.Namespace) -> None:
+    _check_options(a)
     search = _read(a)
     if a.report or a.dashboard:
         _check_study(search, a.results)
     check_trackers(a.trackers)
+
+
+def _check_options(a: argparse.Namespace) -> None:
+    """Raises ValueError for an option that would have no effect."""
+    if a.report or a.dashboard:
+        check_beside(a, f"--{'report' if a.report else 'dashboard'}, which runs nothing", trials=None, max_hours=None)
+    if not a.dashboard:
+        check_beside(a, "a call without --dashboard", port=PORT)
 
 
 def _read(a: argparse.Namespace) -> Search:
@@ -64,6 +77,7 @@ def run(a: argparse.Namespace) -> int:
     """Search, or serve the dashboard, write the report, show the dry run."""
     from harness.studies.search.spec import read_search
 
+    _check_options(a)
     if a.dashboard:
         return dashboard(read_search(a.name), a.results, a.port)
     if a.report:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.options import add_results, add_write, minutes, positive
+from harness.cli.options import add_results, add_write, check_beside, minutes, positive, tell_written
 from harness.records.paths import throughput_folder
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="KEY=VALUE,...",
                         help="these engines alone: size=7b,precision=int8; a key twice means either value")  # fmt: skip
     parser.add_argument("--retry", action="store_true", help="also try engines again that died before")
-    parser.add_argument("--dry-run", action="store_true", help="list what is missing and about how long it takes")
-    parser.add_argument(
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--dry-run", action="store_true", help="list what is missing and about how long it takes")
+    way.add_argument(
         "--report", action="store_true", dest="is_report", help="run nothing; show the tables of what is measured"
     )
     add_write(parser, "tables and figures (with --report)")
@@ -36,14 +37,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(a: argparse.Namespace) -> None:
-    """Raises ValueError for a wrong name, for --write without --report, and where something is to be measured, without
-    vLLM or with fewer GPUs than asked for."""
+    """Raises ValueError for a wrong name, for --write without --report, for an option of measuring beside it, and where
+    something is to be measured, without vLLM or with fewer GPUs than asked for."""
     from harness.studies.throughput.plan import engine_specs, read_only, read_sweep, todo
 
     if a.is_written and not a.is_report:
         raise ValueError("throughput: --write goes with --report alone; measurements are always kept")
+    if a.is_report:
+        check_beside(a, "--report, which measures nothing", gpus=1, minutes=None, only=None, retry=False)
     sweep = read_sweep(a.name)
     wanted = engine_specs(sweep, read_only(a.only))
+    if sweep.device == "cpu":
+        check_beside(a, f"{sweep.name}, which runs on the CPU", gpus=1)
     if a.is_report or a.dry_run:
         return
     from harness.engines.vllm.settings import installed_build
@@ -105,7 +110,7 @@ def throughput(
 
 
 def report(name: str, results: Path, *, is_written: bool) -> int:
-    """The tables on the terminal, or tables and figures as files."""
+    """The tables, printed; written with the figures where asked to."""
     from harness.published.claims.speed_table import claimed_table
     from harness.studies.throughput.plan import read_sweep
     from harness.studies.throughput.records import read_records
@@ -115,7 +120,9 @@ def report(name: str, results: Path, *, is_written: bool) -> int:
     records = read_records(results, sweep)
     check_measured(sweep, records)
     page = markdown(sweep, records, claimed_table(sweep, records))
-    print("\n".join(map(str, write(sweep, records, page, results))) if is_written else page)
+    print(page)
+    if is_written:
+        tell_written(write(sweep, records, page, results))
     return 0
 
 
@@ -127,6 +134,7 @@ def _dry_run(
     num_gpus: int,
 ) -> int:
     """List of what is missing, per engine, with the estimate of its cache and of its time."""
+    from harness.foundation.duration import duration
     from harness.studies.throughput.estimates import DEVICE_GIB, expected_s, kv_tokens_expected
     from harness.studies.throughput.plan import missing
     from harness.studies.throughput.settled import SPREAD
@@ -148,9 +156,10 @@ def _dry_run(
             f"{spec.stem:<22}{len(keys):3d} missing{words}, about {seconds:4.0f} s, "
             f"cache of about {tokens / 1e6:.2f}M tokens"
         )
+    place = f"{num_gpus} GPU{'s' * (num_gpus > 1)} of" if sweep.device == "cuda" else "the CPU with"
     print(
-        f"{sweep.name}: {len(queue)} of {len(wanted)} engines to start, about {total / num_gpus / 60:.0f} minutes on "
-        f"{num_gpus} GPU{'s' * (num_gpus > 1)} of {device_gib:.0f} GiB"
+        f"{sweep.name}: {len(queue)} of {len(wanted)} engines to start, about {duration(total / num_gpus)} on "
+        f"{place} {device_gib:.0f} GiB"
     )
     if num_again:
         print(

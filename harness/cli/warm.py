@@ -18,7 +18,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a model folder, or a shape of `lowbit throughput`: 7b, 32b, ...")
     parser.add_argument("--rows", type=positive, default=None, metavar="N",
                         help="tokens of a pass up to which kernels are compiled (default: 16384)")  # fmt: skip
-    parser.add_argument("--tensor-parallel", type=positive, default=1, metavar="N", help="GPUs that share a layer")
+    parser.add_argument(
+        "--tensor-parallel", type=positive, default=1, metavar="N", help="GPUs that share a layer (default: 1)"
+    )
     parser.add_argument("--workers", type=positive, default=min(WORKERS, os.cpu_count() or 1),
                         help="processes that compile at a time (default: cores, at most 16)")  # fmt: skip
 

@@ -70,10 +70,14 @@ def _with_knobs(part: Part, values: Mapping[str, Any]) -> Part:
         if values[knob] != values[knob]:
             raise ValueError(f"knobs.{name}.{knob}=nan: a number is expected")
     try:
-        return parse(type(part), known | dict(values))
+        made = parse(type(part), known | dict(values))
     except ValueError as error:
         words = str(error)
         raise ValueError(f"knobs.{words}" if words.startswith(name) else f"knobs.{name}.{words}") from None
+    for knob, value in values.items():  # pydantic takes true for 1
+        if isinstance(value, bool) and not isinstance(getattr(made, knob), bool):
+            raise ValueError(f"knobs.{name}.{knob}={str(value).lower()}: a number is expected")
+    return made
 
 
 def resolve(config: RunConfig, content_hash: Callable[[str], str] | None = None) -> RunConfig:

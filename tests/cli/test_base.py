@@ -57,6 +57,13 @@ def test_overrides_alone_name_the_base_of_one_run(tmp_path: Path, capsys: pytest
     assert "base.batch_tokens=32768: for tasks in words alone, and task=sort is none" in capsys.readouterr().err
 
 
+def test_a_time_limit_says_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["base", "task=sort", "task.n=4", "model=xs", "--minutes", "1e-9", "--results", str(tmp_path)]
+    assert main(words) == 0
+    left = "time limit: 1 base is left; the same command goes on from here\n"
+    assert capsys.readouterr().out == f"1 base to train\n{left}"
+
+
 def test_a_folder_that_cannot_be_written_is_named_and_a_training_that_meets_one_fails_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from harness.cli.main import COMMANDS, GROUPS, main
 from tests.source_tree import ROOT
 
-SHARED = ("__init__", "main", "options", "table")
+SHARED = ("__init__", "main", "options")
 """Files of `harness/cli` that are no command."""
 SLOW = {"hydra", "matplotlib", "mlflow", "numpy", "optuna", "pandas", "pyarrow", "scipy", "torch"}
 

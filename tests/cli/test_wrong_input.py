@@ -69,6 +69,10 @@ RUN = (
     ("launch.compile=maybe", "launch.compile='maybe': true or false is expected"),
     ("launch.fp8_kernels=fast", "launch.fp8_kernels='fast': must be 'best'"),
     ("knobs.TIS.cap=abc", "knobs.TIS.cap='abc': a number is expected"),
+    ("knobs.TIS.cap=true", "knobs.TIS.cap=true: a number is expected\n"),
+    ("knobs.TIS.level=word", "knobs.TIS.level='word': must be 'token', 'sequence' or 'geometric'\n"),
+    ("method=fp8_rl knobs.RecalibratedKV.protocol=engine", "protocol='engine': must be 'trainer' or 'inference'\n"),
+    ("method=rspo knobs.RSPO.place=outside", "knobs.RSPO.place='outside': must be 'ratio' or 'clipped'\n"),
     ("knobs.TIS=3", "knobs.TIS=3: keys with values are expected, such as knobs.TIS.KEY=VALUE"),
     ("knobs=3", "knobs=3: keys with values are expected"),
     ("task.options=3", "task.options=3: keys with values are expected"),
@@ -226,7 +230,7 @@ COMMANDS = (
     ("figures --list qurl_clip", "figures: --list does not go with names, such as qurl_clip"),
     ("figures figure1", "'figure1' is no paper figure and no sweep with results"),
     ("early-warning quick", "sweep 'quick' has no results"),
-    ("runs --results=", "argument --results: '': a folder is expected"),
+    ("runs --results=", "argument --results: '': a path is expected"),
     ("break-even --batches 0", "argument --batches: '0': whole numbers above 0 are expected"),
     ("capacity --gpus 0", "argument --gpus: '0': whole numbers above 0 are expected"),
     ("capacity --nvlink nan", "argument --nvlink: 'nan': GB/s above 0 are expected"),
@@ -268,6 +272,27 @@ COMMANDS = (
     ("claims QuRL --check", "--check does not go with the names of claims"),
     ("claims QuRL --write", "--write does not go with the names of claims"),
     ("throughput throughput_h200 --write", "--write goes with --report alone"),
+    (
+        "throughput throughput_h200 --report --only size=7b",
+        "--only does not go with --report, which measures nothing\n",
+    ),
+    ("throughput throughput_h200 --report --gpus 2", "--gpus does not go with --report, which measures nothing\n"),
+    ("throughput throughput_h200 --report --dry-run", "argument --dry-run: not allowed with argument --report"),
+    ("throughput throughput_cpu --gpus 2 --dry-run", "--gpus does not go with throughput_cpu, which runs on the CPU\n"),
+    ("parity --report --formats int8", "parity: --formats does not go with --report, which measures nothing\n"),
+    ("parity --report --samples 8", "parity: --samples does not go with --report, which measures nothing\n"),
+    ("figures --list --notebooks", "figures: --list does not go with --notebooks\n"),
+    ("search search_aqn --report --trials 3", "search: --trials does not go with --report, which runs nothing\n"),
+    ("search search_aqn --dashboard --max-hours 1", "--max-hours does not go with --dashboard, which runs nothing\n"),
+    ("search search_aqn --dry-run --port 8081", "search: --port does not go with a call without --dashboard\n"),
+    ("paper dapo --again", "lowbit paper dapo: a launch or a dry run needs --model NAME=FOLDER and --data NAME=FOLDER"),
+    ("paper dapo --tiny --model 32b=harness", "--tiny makes model and data itself: leave --model out\n"),
+    ("paper dapo --tiny --data dapo=harness", "--tiny makes model and data itself: leave --data out\n"),
+    ("results verify --tracking wandb", "--tracking goes with import without a source, which logs what is there\n"),
+    ("results import harness --tracking wandb", "--tracking goes with import without a source, which logs what is "),
+    ("results import --no-tracking", "--no-tracking leaves nothing to do; give a source, or a tracker\n"),
+    ("results pack ..", "sweep '..' has no results in "),
+    ("advise --size 7b --length 10 --probe=", "argument --probe: '': a path is expected"),
     ("parity --report", "no parity was measured yet"),
     ("parity --samples 0", "argument --samples: '0': a whole number above 0 is expected"),
     ("methods flashrk", "flashrk"),
@@ -309,6 +334,22 @@ def test_a_wrong_command_line_is_refused(
     results.mkdir()
     with_folder = words and words[0] not in ("methods", "metrics", "swep", "warm")
     refused([*words, *["--results", str(results)] * bool(with_folder)], expected, results, capsys)
+
+
+def test_an_empty_word_is_no_name_of_a_file_or_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a shell's variable that is not set leaves one; `Path` takes it for the current folder."""
+    refused(
+        ["results", "import", "", "--results", str(tmp_path)],
+        "results import: '': a name or a path is",
+        tmp_path,
+        capsys,
+    )
+    refused(
+        ["results", "pack", "", "--results", str(tmp_path)], "results pack: '': a name or a path is", tmp_path, capsys
+    )
+    refused(
+        ["figures", "", "--results", str(tmp_path)], "error: '' is no paper figure and no sweep with", tmp_path, capsys
+    )
 
 
 @pytest.mark.parametrize("line", READS)

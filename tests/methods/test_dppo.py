@@ -158,3 +158,5 @@ def test_bad_knobs() -> None:
         DPPO(delta_low=0)
     with pytest.raises(ValueError, match=r"DPPO.cap: 0.5"):
         DPPO(cap=0.5)
+    with pytest.raises(ValueError, match=r"^DPPO.kappa: -0.1 is negative \(choose 0 or more\)$"):
+        DPPO(kappa=-0.1)

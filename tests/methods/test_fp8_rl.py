@@ -222,7 +222,7 @@ def test_end_to_end_scales_are_of_the_wrapped_module() -> None:
 
 
 def test_bad_knobs() -> None:
-    for name, value in (("protocol", "engine"), ("rows", 0), ("micro_rows", 0), ("percentile", 99.9), ("margin", 0.0)):
+    for name, value in (("rows", 0), ("micro_rows", 0), ("percentile", 99.9), ("margin", 0.0)):
         with pytest.raises(ValueError, match=rf"RecalibratedKV\..*{name}.*\(choose"):
             RecalibratedKV(**{name: value})
 

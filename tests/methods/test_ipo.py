@@ -81,7 +81,9 @@ def test_neither_the_old_policy_nor_a_weight_nor_the_mode_matters() -> None:
 
 
 def test_bad_knobs() -> None:
-    with pytest.raises(ValueError, match=r"IPO.threshold: 0"):
+    with pytest.raises(ValueError, match=r"IPO.threshold, tau: 0.0, 1.0"):
         IPO(threshold=0.0)
+    with pytest.raises(ValueError, match=r"^IPO.threshold, tau: 0.1, -1.0 \(choose above 0\)$"):
+        IPO(tau=-1.0)
     with pytest.raises(ValueError, match=r"IPO.kappa: -1"):
         IPO(kappa=-1.0)

@@ -231,6 +231,8 @@ def test_bad_input() -> None:
         prepared(RILQ(**QUICK, start="svd", rank=33))
     for part, values, message in (
         (RILQ, {"rank": 0}, "RILQ.rank"), (RILQ, {"lr": 0.0}, "RILQ: lr"), (RILQ, {"sequences": 1}, "sampled_frac"),
+        (RILQ, {"g": -0.5}, r"^RILQ.a, g: 0.5, -0.5 are no weights of a loss \(choose 0 or more\)$"),
+        (RILQInit, {"a": float("inf")}, "RILQInit.a, g: inf, 0.5 are no weights"),
         (RILQRefresh, {"refresh_every": 0}, "refresh_every: 0"), (RILQRefresh, {"refit_updates": 0}, "refit_updates"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):

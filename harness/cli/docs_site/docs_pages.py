@@ -125,14 +125,30 @@ def _usage(action: argparse.Action) -> str:
 def methods_text(methods: Mapping[str, Method]) -> str:
     """A table of all methods, every method with its parts, every part with its knobs and what they mean."""
     rows = [(f"[`{m.name}`](#{m.name})", status_of(m), m.summary, m.paper or "-") for m in methods.values()]
-    kinds = sorted({type(p) for m in methods.values() for p in m.parts}, key=part_name)
+    names = part_names(methods)
     texts = ["## All of them\n", table(("method", "status", "what it does", "source"), rows), "## Method by method\n"]
-    texts += [line for m in methods.values() for line in _method_lines(m)]
+    texts += [line for m in methods.values() for line in _method_lines(m, names)]
     texts += ["## Parts and their knobs\n", "A knob is set by `knobs.<Part>.<knob>=<value>`.\n"]
-    return "\n".join([*texts, *(line for kind in kinds for line in _part_lines(kind))])
+    parts = sorted(names.items(), key=lambda item: item[1])
+    return "\n".join([*texts, *(line for kind, name in parts for line in _part_lines(kind, name))])
 
 
-def _method_lines(method: Method) -> Iterator[str]:
+def part_names(methods: Mapping[str, Method]) -> dict[type[Part], str]:
+    """Part -> its name as `parts=[...]` takes it, such as `flashrl.TIS`: by a method that has it with its defaults
+    where there is one, and that its file is called after."""
+
+    def farness(owner: tuple[Method, Part]) -> tuple[bool, bool]:
+        method, part = owner
+        return bool(_own_settings(part)), method.name != type(part).__module__.rpartition(".")[2]
+
+    owners = [(method, part) for method in methods.values() for part in method.parts]
+    found: dict[type[Part], str] = {}
+    for method, part in sorted(owners, key=farness):
+        found.setdefault(type(part), f"{method.name}.{type(part).__name__}")
+    return found
+
+
+def _method_lines(method: Method, names: Mapping[type[Part], str]) -> Iterator[str]:
     yield f"### `{method.name}` {{ #{method.name} }}\n"
     yield f"{plain(method.summary[:1].upper() + method.summary[1:])}.\n"
     facts = {
@@ -142,29 +158,29 @@ def _method_lines(method: Method) -> Iterator[str]:
         "Domain of its claims": plain("; ".join(domain_lines(method))),
         "Formats": ", ".join(f"`{name}`" for name in method.precisions),
         "Sets": ", ".join(f"`algo.{key}={value}`" for key, value in fixed_by(method).items()),
-        "Parts": "; ".join(_part_with_settings(part) for part in method.parts),
+        "Parts": "; ".join(_part_with_settings(part, names[type(part)]) for part in method.parts),
         "Reconstructed": plain(method.reconstructed),
     }
     yield from (f"- {name}: {words}" for name, words in facts.items() if words)
     yield ""
 
 
-def _part_with_settings(part: Part) -> str:
+def _part_with_settings(part: Part, name: str) -> str:
     """A link to the part, and the knobs that this method sets to something other than the part's default."""
+    own = _own_settings(part)
+    return f"[`{name}`](#{name})" + (f" with {', '.join(own)}" if own else "")
+
+
+def _own_settings(part: Part) -> list[str]:
+    """Knobs whose values are not the part's defaults, as code."""
     defaults = {name: default for name, default, _ in knob_rows(type(part))}
-    own = [f"`{name}={value}`" for name, value in knobs(part).items() if defaults[name] != repr(value)]
-    return f"[`{part_name(type(part))}`](#{part_name(type(part))})" + (f" with {', '.join(own)}" if own else "")
+    return [f"`{name}={value}`" for name, value in knobs(part).items() if defaults[name] != repr(value)]
 
 
-def part_name(kind: type[Part]) -> str:
-    """The name of a part as `parts=[...]` takes it: `flashrl.TIS`."""
-    return f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
-
-
-def _part_lines(kind: type[Part]) -> Iterator[str]:
-    yield f"### `{part_name(kind)}` {{ #{part_name(kind)} }}\n"
+def _part_lines(kind: type[Part], name: str) -> Iterator[str]:
+    yield f"### `{name}` {{ #{name} }}\n"
     yield plain(inspect.cleandoc(kind.__doc__ or "")) + "\n"
-    rows = [(f"`{name}`", f"`{default}`", words) for name, default, words in knob_rows(kind)]
+    rows = [(f"`{knob}`", f"`{default}`", words) for knob, default, words in knob_rows(kind)]
     if rows:
         yield table(("knob", "default", "meaning"), rows)
 

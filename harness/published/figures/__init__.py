@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.project_files import HOME
 from harness.records.folder import all_sweeps
-from harness.records.paths import throughput_folder
+from harness.records.paths import replay_folder, throughput_folder
 
 if TYPE_CHECKING:
     from harness.published.figures.drawn import Drawn
@@ -89,7 +89,7 @@ def missing(figure: PaperFigure, results: Path) -> str:
     """Results that a figure lacks and the command that makes them; empty where its results are there."""
     if figure.sweep == REPLAY:
         command = "lowbit replay collect && lowbit replay evaluate"
-        return "" if any((results / REPLAY).glob("*.json")) else f"no records of the replay laboratory; `{command}`"
+        return "" if any(replay_folder(results).glob("*.json")) else f"no records of the replay laboratory; `{command}`"
     if figure.sweep == THROUGHPUT:
         command = f"lowbit throughput {THROUGHPUT}"
         folder = throughput_folder(results, THROUGHPUT)

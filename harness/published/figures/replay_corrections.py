@@ -8,8 +8,8 @@ from typing import Any
 import matplotlib as mpl
 import pandas as pd
 
-from harness.published.figures import REPLAY
 from harness.published.figures.drawn import Drawn
+from harness.records.paths import replay_folder
 from harness.report.plots.style import STYLE
 from harness.studies.replay.figure import panels
 from harness.studies.replay.store import CONTROL
@@ -26,9 +26,10 @@ Key = tuple[int, str, str]
 
 def draw(results: Path) -> Drawn:
     """The figure of the replay laboratory at age 0, and the rows of the rules that stand out in it."""
-    records = [record for record in read_records(results / REPLAY) if record["age"] == AGE]
+    folder = replay_folder(results)
+    records = [record for record in read_records(folder) if record["age"] == AGE]
     if not records:
-        raise ValueError(f"{results / REPLAY}: no records at age {AGE}")
+        raise ValueError(f"{folder}: no records at age {AGE}")
     rows: dict[Key, dict[str, Any]] = {
         (r["length"], r["sampler"], r["arm"]): r for r in frame(records).to_dict("records")
     }

@@ -81,7 +81,8 @@ def twin(recipe: Recipe, folder: Path) -> dict[str, Sweep]:
         write_questions(path, recipe.data[name].task)
     small = {"num": 2, "max_new_tokens": 16}
     few = tuple(
-        e | small | {"k": min(2, e["k"]), "options": e["options"] | {"num_workers": 1}} for e in recipe.evaluations
+        e | small | {"k": min(2, e.get("k", 1)), "options": e.get("options", {}) | {"num_workers": 1}}
+        for e in recipe.evaluations
     )
     sweeps = bound(replace(recipe, evaluations=few), {key: place}, data)
     return {

@@ -12,9 +12,13 @@ import pytest
 from harness.api import Method, Part
 from harness.cli.docs_site import docs_pages as pages
 from harness.cli.main import parser
+from harness.config.resolve import known_parts
 from methods import METHODS
 from methods.flashrl import TIS
+from methods.m2po import M2Mask
+from methods.mis import GeoRS
 from tests.source_tree import ROOT
+from tests.toy import small_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +141,7 @@ def test_a_method_shows_what_it_sets_and_what_is_reconstructed() -> None:
         summary="weights <rho>", reconstructed="the cap",
     )  # fmt: skip
     text = pages.methods_text({"mine": method})
-    part = pages.part_name(Child)
+    part = "mine.Child"
     assert "| [`mine`](#mine) | reconstructed | weights \\<rho> | arXiv 1 |" in text
     assert f"- Parts: [`{part}`](#{part}) with `cap=4.0`\n" in text
     assert "- Sets: `algo.mode=bypass_pg`\n" in text
@@ -145,6 +149,17 @@ def test_a_method_shows_what_it_sets_and_what_is_reconstructed() -> None:
     assert "- Reconstructed: the cap\n" in text
     assert "One that adds \\| another." in text
     assert "| `bounds` | `[0.5, 2.0]` | Below and above, on rho. |" in text
+
+
+def test_every_part_has_the_name_by_which_a_run_takes_it() -> None:
+    """That of a method which has the part as it is by itself, where there is one."""
+    names = pages.part_names(METHODS)
+    assert {kind.__name__: names[kind] for kind in (TIS, GeoRS, M2Mask)} == {
+        "TIS": "flashrl.TIS", "GeoRS": "geo_rs.GeoRS", "M2Mask": "m2po_areal.M2Mask",
+    }  # fmt: skip
+    for kind, name in names.items():
+        (part,) = known_parts(small_config(f"parts=[{name}]"))
+        assert type(part) is kind
 
 
 def test_every_method_and_part_has_a_heading() -> None:

@@ -124,6 +124,13 @@ def test_every_arm_of_a_twin_runs_end_to_end(name: str, tmp_path: Path) -> None:
         assert ours and all("(1 seed)" in value for value in ours), rows
 
 
+def test_a_twin_takes_an_evaluation_with_the_usual_settings(tmp_path: Path) -> None:
+    recipe = replace(read_recipe("rilq"), evaluations=({"data": "gsm8k", "greedy": True},))
+    for sweep in twin(recipe, tmp_path).values():
+        (asked,) = plan(sweep).cells[0].evaluations
+        assert (asked.num, asked.k, asked.max_new_tokens, asked.options) == (2, 1, 16, {"num_workers": 1})
+
+
 def test_rewards_of_twins_are_not_all_alike(tmp_path: Path) -> None:
     sweeps = twin(read_recipe("tis"), tmp_path)
     (cell,) = plan(sweeps["BF16"]).cells

@@ -86,12 +86,17 @@ def test_unknown_formats_name_the_nearest() -> None:
         record.chosen(("fp8_chanel",))
 
 
-def test_the_report_writes_the_table_and_draws_what_was_measured(tmp_path: Path) -> None:
+def test_the_report_writes_the_table_and_draws_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for device in ("cpu", "cuda"):
         record.keep(tmp_path, device, {**setting(device), "formats": {"bf16": measured(), "nvfp4": REFUSED}})
     assert report(tmp_path, is_written=True) == 0
+    path = tmp_path / "tables" / "parity.md"
+    drawn = tmp_path / "figures" / "parity" / "parity.png"
+    assert capsys.readouterr().out == f"{path.read_text(encoding='utf-8')}\nwritten: {path}, {drawn}\n"
     image = np.asarray(Image.open(tmp_path / "figures" / "parity" / "parity.png").convert("RGB")).astype(int)
     blue = (np.abs(image - [0x00, 0x72, 0xB2]).sum(2) < 30).nonzero()[1]
     half = image.shape[1] // 2
     assert min((blue < half).sum(), (blue >= half).sum()) > 100, "vLLM - embedded is missing in one of the two panels"
-    assert "NVIDIA H200" in (tmp_path / "tables" / "parity.md").read_text(encoding="utf-8")
+    assert "NVIDIA H200" in path.read_text(encoding="utf-8")
