@@ -10,6 +10,7 @@ from harness.config.decoder_config import decoder_config, shape_to_check
 from harness.config.schema import Launch, RunConfig
 from harness.engines.embedded.engine import NO_EXACT_MIXTURE
 from harness.engines.factory import check_engine, check_installed
+from harness.models.decoder import tensor_shapes
 from harness.trainers.local.forward import Thrift
 from harness.trainers.local.policy import sixteen_bits
 from harness.trainers.local.trainer import DIVERGENCES, EXTRAS, ROUTING
@@ -35,8 +36,9 @@ def check(config: RunConfig) -> Composed:
 
 def _check_parts(config: RunConfig, composed: Composed) -> None:
     shape = shape_to_check(config.model)
-    for i, part in enumerate(composed.parts):
-        part.check(composed.plan, composed.parts[:i], None if shape is None else shape.num_layers)
+    shapes = None if shape is None else tensor_shapes(shape)
+    for part in composed.parts:
+        part.check(composed.plan, composed.parts, shapes)
 
 
 def _check_positions(config: RunConfig) -> None:
