@@ -273,6 +273,7 @@ def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch)
     ]  # fmt: skip
     if start.max_positions is not None:
         identity.append(start.max_positions)
+    identity += config.outside  # a method whose file was edited may prepare something else
     for i, part in enumerate(composed.parts):
         # what an earlier part wraps or prepares is seen by this one
         identity += [type(part).__name__, stated_knobs(part)]

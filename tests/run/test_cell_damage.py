@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,13 @@ def test_what_a_part_prepared_is_made_again_when_damaged(tmp_path: Path) -> None
     assert {name: tensor.tolist() for name, tensor in again.items()} == whole
     assert prepared.stat().st_ino != before
     assert len(list((tmp_path / "work" / "prepared").glob("*.corrupt-*"))) == 1
+
+
+def test_an_edited_method_is_prepared_anew(tmp_path: Path) -> None:
+    config, launch = small_config("method=flashrl", "precision=int8"), small_launch(tmp_path)
+    for source in ("methods.mine 000000000000", "methods.mine 000000000001", "methods.mine 000000000000"):
+        build(replace(config, outside=(source,)), launch)
+    assert len(list((tmp_path / "work" / "prepared").glob("*/fixed.safetensors"))) == 2
 
 
 def test_what_another_cell_prepared_anew_is_not_set_aside(tmp_path: Path) -> None:
