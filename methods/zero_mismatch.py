@@ -17,13 +17,13 @@ class TrainerSampler(Part):
     """Sample with the trainer's forward pass."""
 
     def plan(self, rollout: Plan) -> Plan:
-        fmt = rollout.rollout_weights
-        if fmt is None or fmt.name != "fp32":
-            name = None if fmt is None else fmt.name
-            raise ValueError(f"TrainerSampler: weights={name}, but the trainer's own are float32; choose fp32")
         return Plan(sampler="trainer")
 
     def check(self, plan: Plan, parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]] | None) -> None:
+        fmt = plan.rollout_weights
+        if fmt is None or fmt.name != "fp32":
+            name = None if fmt is None else fmt.name
+            raise ValueError(f"TrainerSampler: weights={name}, but the trainer's own are float32; choose fp32")
         sending = [p for p in parts if type(p).sync is not Part.sync and "sync" not in p.idle(plan)]
         if sending := [*sending, *linear_setters(parts, plan)]:
             name = type(sending[0]).__name__
