@@ -135,9 +135,8 @@ def check_device(config: RunConfig) -> None:
 def check_launch(config: RunConfig, launch: Launch) -> None:
     """Raises ValueError, one line, where `launch` asks for what the run's trainer does not do, or for two things that
     exclude each other, on whatever machine."""
-    rounded = sixteen_bits(compose(config).plan) if launch.compile else None
-    if rounded is not None and not Thrift.of(launch, config.trainer).native_16bit:
-        raise ValueError(f"launch.compile=true: the trainer emulates {rounded.name}; add launch.native_16bit=true")
+    if launch.compile:
+        _check_compile(config, launch)
     if config.trainer.name == "verl":
         checks.check_launch(config, launch)
     elif launch.gpus * launch.nodes * launch.sequence_parallel != 1:
@@ -151,6 +150,18 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
         )
     elif launch.offload != "none":
         raise ValueError(f"launch.offload={launch.offload}: trainer=verl alone does it; valid: none, or trainer=verl")
+
+
+def _check_compile(config: RunConfig, launch: Launch) -> None:
+    plan, shape = compose(config).plan, shape_to_check(config.model)
+    if (rounded := sixteen_bits(plan)) is not None and not Thrift.of(launch, config.trainer).native_16bit:
+        raise ValueError(f"launch.compile=true: the trainer emulates {rounded.name}; add launch.native_16bit=true")
+    if plan.sampler == "trainer":
+        raise ValueError("launch.compile=true: the sampler runs the trainer's layers; valid: launch.compile=false")
+    if shape is not None and shape.num_experts:
+        raise ValueError(
+            "launch.compile=true: the sizes of a mixture of experts change in every pass; valid: launch.compile=false"
+        )
 
 
 def check_place(config: RunConfig, launch: Launch) -> None:

@@ -79,8 +79,7 @@ class LocalTrainer:
         `num_updates` is how many optimizer updates the run will take, for the learning-rate schedule; `lr_factor` says
         by checkpoint name how much faster a parameter learns.
         """
-        if micro_batch_rows is not None and thrift is not None and thrift.compile:
-            raise ValueError("launch.compile=true: the sampler runs the trainer's layers; valid: launch.compile=false")
+        assert micro_batch_rows is None or thrift is None or not thrift.compile, "`check_launch` refuses it"
         self.total_updates = num_updates
         self.config, self.temperature, self.thrift = config, temperature, thrift or Thrift()
         self.micro_batch_rows, self.micro_batch_tokens = micro_batch_rows, micro_batch_tokens

@@ -34,7 +34,7 @@ from harness.foundation.lock_file import wait_until_free
 from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import one_line, tail
 from harness.models.adapters import named_weights
-from harness.models.checkpoint import content_hash, load_config
+from harness.models.checkpoint import content_hash
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.records.run_result import EvalRecord, TaskEvalRecord
 from harness.start.prepare import start_of
@@ -254,7 +254,6 @@ def watch(
     checks.check_launch(config, launch)
     checks.check_installed()
     start = start_of(config, launch, should_stop=should_stop)
-    checks.check_shared_engine(launch, composed.plan, load_config(start.folder))
     job = lay_out(config, launch, composed, start, work / "verl")
     if config.trainer.device == "cuda":
         torch.cuda.empty_cache()  # what was prepared there is on disk now; the memory is verl's
