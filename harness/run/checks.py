@@ -53,7 +53,8 @@ def _check_positions(config: RunConfig) -> None:
         (f"evaluations.{i}.max_new_tokens", e.max_new_tokens, e.options) for i, e in enumerate(config.evaluations)
     ]
     for field, new, options in asked:
-        prompt = int(options.get("max_prompt_tokens") or 1)
+        given = options.get("max_prompt_tokens")  # whose type the task checks
+        prompt = given if isinstance(given, int) else 1
         if new is not None and prompt + new > positions:
             raise ValueError(
                 f"{field}={new}: behind a prompt of {prompt} tokens it needs {prompt + new} positions, the model has "
