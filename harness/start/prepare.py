@@ -117,6 +117,12 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
     return tasks
 
 
+def start_hashes(start: Start, evaluations: Sequence[Task]) -> dict[str, str | None]:
+    """Content hashes of the base, of the task and of the tasks of `evaluations`, as a record keeps them."""
+    hashes: dict[str, str | None] = {"model": content_hash(start.folder), "task": start.task.content_hash()}
+    return hashes | {f"evaluations.{i}": task.content_hash() for i, task in enumerate(evaluations)}
+
+
 def check_data(config: RunConfig) -> None:
     """Raises ValueError, one line, where the data of the task or of an evaluation is missing or corrupt, where a base
     is to be trained for a task that shows no answers or by a recipe that cannot train it, and where
