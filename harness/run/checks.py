@@ -140,17 +140,15 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
         _check_compile(config, launch)
     if config.trainer.name == "verl":
         checks.check_launch(config, launch)
-    elif launch.gpus * launch.nodes * launch.sequence_parallel != 1:
+    elif launch.gpus * launch.nodes != 1:
         raise ValueError(
             f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: trainer={config.trainer.name} works on one "
             "GPU; choose trainer=verl"
         )
-    elif launch.tensor_parallel != 1:
-        raise ValueError(
-            f"launch.tensor_parallel={launch.tensor_parallel}: trainer=verl alone does it; valid: 1, or trainer=verl"
-        )
-    elif launch.offload != "none":
-        raise ValueError(f"launch.offload={launch.offload}: trainer=verl alone does it; valid: none, or trainer=verl")
+    else:
+        for name, usual in (("sequence_parallel", 1), ("tensor_parallel", 1), ("offload", "none")):
+            if (value := getattr(launch, name)) != usual:
+                raise ValueError(f"launch.{name}={value}: trainer=verl alone does it; valid: {usual}, or trainer=verl")
 
 
 def _check_compile(config: RunConfig, launch: Launch) -> None:
