@@ -101,7 +101,7 @@ class GPTQStart(Part):
         if self.start == "rtn" and self.scale != "learned":
             return
         for name, shape in (shapes or {}).items():
-            fmt = weight_format(plan, name)
+            fmt = weight_format(plan, name) if name.startswith("model.layers.") else None  # no head is rounded here
             group = 0 if fmt is None or fmt.tile is None else fmt.tile[1]
             if fmt is not None and group and shape[1] % group:
                 what = "GPTQ" if self.start == "gptq" else "a learned scale"
