@@ -275,8 +275,11 @@ class LocalTrainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
-        self.model.load_state_dict(state["model"])
+        """The inverse of `state`. Raises ValueError for the state of another model."""
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:  # torch's, with a line for every tensor
+            raise ValueError(f"the state is of another model: {' '.join(str(error).split())}") from error
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.num_updates, self.num_skipped = state["num_updates"], state["num_skipped"]
