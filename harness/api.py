@@ -380,6 +380,9 @@ class Part:
     """True where `token_loss` applies weight, keep and clips by itself."""
     sets_clip: ClassVar[bool] = False
     """True where the part sets the upper clip; at most one part of a method may."""
+    sets_linears: ClassVar[bool] = False
+    """True where the part puts its own layers in the place of the trainer's linear layers, or freezes them; at most one
+    part of a method may, but for those whose `wrap` is `idle`."""
     modes: ClassVar[tuple[str, ...]] = ()
     """Correction modes it makes sense in; empty: any."""
     losses: ClassVar[tuple[str, ...]] = ()
@@ -409,9 +412,10 @@ class Part:
         where the part cannot go with it: the run is then refused before anything starts."""
         return Plan()
 
-    def check(self, plan: Plan, earlier: Sequence[Part], num_layers: int | None) -> None:
-        """Raises ValueError, one line, where the part cannot work under the merged plan, behind the `earlier` parts or
-        in a decoder of so many layers (None: not known yet): the run is then refused before anything starts."""
+    def check(self, plan: Plan, parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]] | None) -> None:
+        """Raises ValueError, one line, where the part cannot work under the merged plan, among the method's `parts` (in
+        order, with itself) or with a checkpoint of these tensors (shapes by name; None: not known yet): the run is then
+        refused before anything starts."""
 
     def idle(self, plan: Plan) -> frozenset[str]:
         """Names of its hooks that change nothing under this plan and these knobs: a backend may lack them, and where
@@ -499,6 +503,11 @@ class Method:
     is_control: bool = False
     reconstructed: str = ""
     """The parts of the rule that are ours because no source gives them; shown wherever the method is."""
+
+
+def linear_setters(parts: Sequence[Part], plan: Plan) -> list[Part]:
+    """The parts that set the trainer's linear layers under this plan (`Part.sets_linears`)."""
+    return [part for part in parts if part.sets_linears and "wrap" not in part.idle(plan)]
 
 
 def knobs(part: Part) -> dict[str, Any]:

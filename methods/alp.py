@@ -13,7 +13,7 @@ results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -44,8 +44,11 @@ class ALP(Part):
         if self.first < 0 or (self.count is not None and self.count < 1):
             raise ValueError(f"ALP.first, count: {self.first}, {self.count} (choose 0 or more, and 1 or more or null)")
 
-    def check(self, plan: Plan, earlier: Sequence[Part], num_layers: int | None) -> None:
-        if num_layers is not None and self.first >= num_layers:
+    def check(self, plan: Plan, parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]] | None) -> None:
+        if shapes is None:
+            return
+        num_layers = sum(name.endswith(".input_layernorm.weight") for name in shapes)
+        if self.first >= num_layers:
             raise ValueError(
                 f"knobs.ALP.first={self.first}: the model has {num_layers} layers; valid: 0 to {num_layers - 1}"
             )

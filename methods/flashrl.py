@@ -11,7 +11,7 @@ checkpoint; `int8_prune`. Formats below 8 bits are not the paper's: they are qua
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -30,6 +30,7 @@ from harness.api import (
     Step,
     TokenBatch,
     WeightStream,
+    linear_setters,
     weight_format,
 )
 from harness.numerics.formats import Format
@@ -67,6 +68,11 @@ def is_profiled(fmt: Format | None) -> bool:
     return fmt is not None and fmt.element == "int8" and fmt.tile == (1, 0)
 
 
+def has_profiled(plan: Plan) -> bool:
+    """True where some weight of the rollout is in such INT8."""
+    return any(is_profiled(fmt) for fmt in (plan.rollout_weights, *(fmt for _, fmt in plan.exceptions)))
+
+
 def frozen_scales(weights: Iterable[tuple[str, Tensor]], plan: Plan) -> dict[str, Tensor]:
     """Scales of every tensor that the plan rolls out in per-channel INT8: "<name>_scale" -> [N, 1] float32."""
     scales: dict[str, Tensor] = {}
@@ -96,10 +102,17 @@ class Profile(Part):
         return Plan(exceptions=tuple((pattern, None) for pattern in self.keep_high))
 
     def idle(self, plan: Plan) -> frozenset[str]:
+        if not has_profiled(plan):
+            return frozenset({"prepare", "sync", "refit"})
         return frozenset({"refit"} if self.refit_above is None else ())
 
+    def check(self, plan: Plan, parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]] | None) -> None:
+        if has_profiled(plan) and (others := linear_setters(parts, plan)):
+            name = type(others[0]).__name__
+            raise ValueError(f"Profile: {name} has INT8 scales of its own, which frozen ones would replace; choose one")
+
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
-        if not any(is_profiled(fmt) for fmt in (plan.rollout_weights, *(fmt for _, fmt in plan.exceptions))):
+        if not has_profiled(plan):
             return None, {}
         return None, frozen_scales(site.build(site.checkpoint).named_parameters(), plan)
 

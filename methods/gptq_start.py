@@ -12,9 +12,10 @@ tensor-level scales and microscaling, whose codes do not follow from frozen scal
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,7 @@ def asymmetric(fmt: Format) -> Format:
 class GPTQStart(Part):
     """Latents and scales of the fake-quantized trainer, whose codes are shipped as they are."""
 
+    sets_linears: ClassVar[bool] = True
     start: Literal["gptq", "rtn"] = "gptq"
     """rtn: rounded to nearest, without calibration."""
     latent: Literal["preround", "dequant", "orig"] = "preround"
@@ -95,6 +97,19 @@ class GPTQStart(Part):
         if self.grid == "plan" or not fmt.symmetric:
             return Plan()
         return Plan(exceptions=tuple((pattern, asymmetric(fmt)) for pattern in QUANTIZED))
+
+    def check(self, plan: Plan, parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]] | None) -> None:
+        if self.start == "rtn" and self.scale != "learned":
+            return
+        for name, shape in (shapes or {}).items():
+            fmt = weight_format(plan, name) if name.startswith("model.layers.") else None  # no head is rounded here
+            group = 0 if fmt is None or fmt.tile is None else fmt.tile[1]
+            if fmt is not None and group and shape[1] % group:
+                what = "GPTQ" if self.start == "gptq" else "a learned scale"
+                raise ValueError(
+                    f"GPTQStart: {name} has {shape[1]} input channels, and {what} to {fmt.name} needs whole groups of "
+                    f"{group}; choose another model or precision, or start=rtn with scale=frozen"
+                )
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         model, fmt_of = site.build(site.checkpoint), partial(weight_format, plan)

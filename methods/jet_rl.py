@@ -41,6 +41,7 @@ class FP8Flow(Part):
     """The trainer's linears compute in the rollout's own formats, forward and backward; the rest of it in BF16."""
 
     deploys_rollout: ClassVar[bool] = True
+    sets_linears: ClassVar[bool] = True
 
     fp8_saved_activations: bool = True
     """The backward pass reads inputs back from FP8, which rounds dW's operand twice, with BF16 between (ours; Lumen

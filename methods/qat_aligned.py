@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -38,6 +38,7 @@ def is_low_bit(plan: Plan) -> bool:
 class AlignedQAT(Part):
     """Every linear layer that is rolled out in low precision computes with the same codes in the trainer."""
 
+    sets_linears: ClassVar[bool] = True
     scope: Literal["all", "ffn"] = "all"
     """ffn: attention stays in high precision at both sites, as where only experts are quantized."""
     acts: bool = False

@@ -11,7 +11,7 @@ precision.weights=int3_g128_asym is theirs. Left out: FlatQuant with W4A4KV4, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -69,7 +69,8 @@ class KD(Part):
         if not 0.0 < self.lr < float("inf"):
             raise ValueError(f"KD.lr: {self.lr} is no learning rate (choose a positive one)")
 
-    def check(self, plan: Plan, earlier: Sequence[Part], num_layers: int | None) -> None:
+    def check(self, plan: Plan, parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]] | None) -> None:
+        earlier = parts[: list(parts).index(self)]
         wrapping = [p for p in earlier if type(p).wrap is not Part.wrap and "wrap" not in p.idle(plan)]
         if self.objective != "none" and not wrapping:
             raise ValueError(

@@ -17,7 +17,7 @@ paper's table; its scripts end at 1e-4, its section 4.1 starts at 5e-2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,7 +85,7 @@ class AQN(Part):
     def plan(self, rollout: Plan) -> Plan:
         return Plan(exceptions=tuple((f"*{name}", format_named("fp32")) for name in NORMS) if self.fp32_gains else ())
 
-    def check(self, plan: Plan, earlier: Sequence[Part], num_layers: int | None) -> None:
+    def check(self, plan: Plan, parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]] | None) -> None:
         if self.sigma_start == 0.0 or self.allow_rounded_noise or self.fp32_gains:
             return
         sigma = min(s for at in range(1, self.num_stages) if (s := self.stage_sigma(at)) > 0.0)

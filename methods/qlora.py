@@ -26,6 +26,7 @@ class LoRA(Part):
     """Adapters trained over the frozen rollout weights; a base without a tile stays in float32."""
 
     tuned: ClassVar[tuple[str, ...]] = ("lr_scale",)
+    sets_linears: ClassVar[bool] = True
 
     rank: int = 32
     """As in the paper; its scripts take 16."""

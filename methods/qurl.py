@@ -13,6 +13,7 @@ rates, both settings of the run. Scales are recomputed at every push, as in any 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ from harness.numerics.formats import Format
 from harness.numerics.invariant_scaling import Scope, is_power_of_two, role_of, scaled
 from methods.flashrl import TIS, log_rho, truncated_weight
 from methods.naive import LOW_BIT
+from methods.rilq import Compensation
 
 
 def adaptive_clip(clip_high: Tensor, log_ratio: Tensor, cap: float, u_max: float | None = None) -> Tensor:
@@ -64,6 +66,13 @@ class UAQ(Part):
     def plan(self, rollout: Plan) -> Plan:
         check_scale(type(self).__name__, self.s, rollout)
         return Plan()
+
+    def check(self, plan: Plan, parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]] | None) -> None:
+        earlier = parts[: list(parts).index(self)]
+        if fitted := [type(p).__name__ for p in earlier if isinstance(p, Compensation)]:
+            raise ValueError(
+                f"UAQ: {fitted[0]} before it fits adapters to weights that UAQ then changes; put UAQ first"
+            )
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         check_scale(type(self).__name__, self.s, plan)

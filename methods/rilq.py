@@ -13,6 +13,7 @@ Left out: their layer-wise loss, and QA-LoRA's mergeable adapters (merging what 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -132,6 +133,11 @@ class RILQ(Compensation):
     def plan(self, rollout: Plan) -> Plan:
         alpha = self.scale * self.rank
         return Plan(adapters=Adapters(rank=self.rank, alpha=alpha, site="rollout", is_trained=False))
+
+    def check(self, plan: Plan, parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]] | None) -> None:
+        names = [type(p).__name__ for p in parts if isinstance(p, RILQ)]
+        if len(names) > 1:
+            raise ValueError(f"parts {' and '.join(names)} both send adapters; choose one")
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         base = site.build(site.checkpoint)

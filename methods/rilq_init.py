@@ -9,12 +9,13 @@ Left out: activation formats, under which the two sites would differ again (`LoR
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from harness.api import Method, Plan, Site
+from harness.api import Method, Part, Plan, Site
 from harness.fitting.adapter_start import without_shift
 from harness.fitting.low_bit_decoder import LORA_A, LORA_B
 from methods.flashrl import TIS
@@ -32,9 +33,11 @@ class RILQInit(Compensation):
             raise ValueError(f"RILQInit: rollout weights {name} leave no error to make up for; choose int2 to nvfp4")
         return Plan()
 
-    def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
+    def check(self, plan: Plan, parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]] | None) -> None:
         if plan.adapters is None or not plan.adapters.is_trained or plan.adapters.site != "both":
             raise ValueError("RILQInit: no part plans trained adapters at both sites; add qlora.LoRA")
+
+    def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         base = site.build(site.checkpoint)
         held = self.adapters(site, base, plan)
         start = {name: tensor for name, tensor in held.items() if name.endswith((LORA_A, LORA_B))}

@@ -6,9 +6,10 @@ Left out: batch-invariant kernels; the trainer's forward runs without a cache at
 is slow and exact.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.api import Method, Part, Plan
+from harness.api import Method, Part, Plan, linear_setters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,19 @@ class TrainerSampler(Part):
 
     def plan(self, rollout: Plan) -> Plan:
         return Plan(sampler="trainer")
+
+    def check(self, plan: Plan, parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]] | None) -> None:
+        fmt = plan.rollout_weights
+        if fmt is None or fmt.name != "fp32":
+            name = None if fmt is None else fmt.name
+            raise ValueError(f"TrainerSampler: weights={name}, but the trainer's own are float32; choose fp32")
+        sending = [p for p in parts if type(p).sync is not Part.sync and "sync" not in p.idle(plan)]
+        if sending := [*sending, *linear_setters(parts, plan)]:
+            name = type(sending[0]).__name__
+            raise ValueError(
+                f"TrainerSampler: the trainer's own module samples, to which {name} cannot send other weights; leave "
+                f"out {name}"
+            )
 
 
 METHOD = Method(

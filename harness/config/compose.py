@@ -28,6 +28,7 @@ from harness.api import (
     Step,
     TokenBatch,
     WeightStream,
+    linear_setters,
     sample_counts,
     sampler_plans,
     weight_format,
@@ -284,7 +285,7 @@ def advice(config: RunConfig, composed: Composed) -> list[str]:
 
 def _check_parts(config: RunConfig, composed: Composed) -> None:
     """Conflicts between parts, and between parts and the algorithm."""
-    parts = composed.parts
+    parts, plan = composed.parts, composed.plan
     for part in parts if config.model.path is not None else ():
         if missing := [name for name in part.tuned if name not in config.knobs.get(type(part).__name__, {})]:
             name = f"knobs.{type(part).__name__}.{missing[0]}"
@@ -292,6 +293,7 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
     for what, owners in (
         ("set the correction weight", [p for p in parts if p.sets_weight]),
         ("set the upper clip", [p for p in parts if p.sets_clip]),
+        ("set the trainer's linear layers", linear_setters(parts, plan)),
         ("replace the objective", [p for p in parts if has_hook(p, "token_loss")]),
     ):
         if len(owners) > 1:
@@ -302,7 +304,7 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
                 raise ValueError(
                     f"algo.{key}={getattr(config.algo, key)}: {type(part).__name__} needs {' or '.join(valid)}"
                 )
-    adapters = composed.plan.adapters
+    adapters = plan.adapters
     shadowed = [type(p).__name__ for p in parts if "shadow" in p.needs(FIRST)]
     if shadowed and adapters is not None and adapters.is_trained:
         raise ValueError(f"{shadowed[0]} needs an unquantized forward, which trained adapters do not have")
@@ -314,9 +316,9 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
         )
     if config.algo.mode != "decoupled" and config.algo.loss not in ("ppo", "gspo"):
         raise ValueError(f"algo.mode={config.algo.mode} with algo.loss={config.algo.loss}; valid losses: gspo, ppo")
-    if composed.plan.samplers:
+    if plan.samplers:
         _check_samplers(config, composed)
-    if composed.plan.sampler == "trainer" and config.precision.kv is not None:
+    if plan.sampler == "trainer" and config.precision.kv is not None:
         raise ValueError(f"precision={config.precision.name}: method {composed.method.name} samples without a cache")
     if config.engine.top_p != 1.0 and "allowed_ids" not in composed.needs(FIRST):
         raise ValueError(

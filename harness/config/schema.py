@@ -241,6 +241,16 @@ class AlgoConfig:
             raise ValueError(
                 f"gen_prompts={self.gen_prompts}: without algo.dynamic_sampling a batch is drawn as it is; valid: null"
             )
+        if self.dynamic_sampling and self.group_size == 1:
+            raise ValueError(
+                "group_size=1: dynamic sampling drops prompts whose answers all earn the same, and one answer always "
+                "does; valid: 2 or more, or algo.dynamic_sampling=false"
+            )
+        if self.gen_prompts is not None and 0 < self.gen_prompts * self.max_gen_batches < self.num_prompts:
+            raise ValueError(
+                f"max_gen_batches={self.max_gen_batches}: batches of gen_prompts={self.gen_prompts} that never fill "
+                f"num_prompts={self.num_prompts}; valid: {-(-self.num_prompts // self.gen_prompts)} or more, or 0"
+            )
         if self.overlong_buffer and self.reward_scale == "zero_one" and self.overlong_factor >= 1:
             raise ValueError(
                 f"overlong_factor={self.overlong_factor}: with rewards of 0 and 1 a right answer at the length limit "

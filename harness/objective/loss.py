@@ -63,12 +63,12 @@ class Totals:
     """Ranks whose gradients are averaged; multiplies the loss to cancel that."""
 
 
-def count_totals(mask: Tensor, keep: Tensor, max_len: int, dp_size: int = 1) -> Totals:
-    """Count `Totals` over a whole optimizer batch. mask, keep [B, T] bool. Sum the counts over ranks before use."""
+def count_totals(mask: Tensor, keep: Tensor, max_len: int) -> Totals:
+    """Count `Totals` of one rank over a whole optimizer batch. mask, keep [B, T] bool; `max_len` tokens."""
     kept = mask & keep
     counts = torch.stack([mask.sum(), mask.any(-1).sum(), kept.sum(), kept.any(-1).sum()]).tolist()
     names = ("num_tokens", "num_sequences", "num_kept_tokens", "num_kept_sequences")
-    return Totals(**dict(zip(names, counts, strict=True)), max_len=max_len, dp_size=dp_size)
+    return Totals(**dict(zip(names, counts, strict=True)), max_len=max_len)
 
 
 def start(batch: TokenBatch, eps_low: float, eps_high: float) -> Correction:

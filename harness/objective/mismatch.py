@@ -66,7 +66,7 @@ def staleness_metrics(batch: TokenBatch, stale_logp: Tensor) -> dict[str, float]
     steps did to the trainer (old - stale) and of what the format does at equal weights (stale - rollout). Responses
     come from the sampler, so the first part is an estimate of KL(stale || old) as far as the second is small.
     """
-    valid = batch.mask & torch.isfinite(batch.old_logp - batch.rollout_logp) & torch.isfinite(stale_logp)
+    valid = batch.valid & torch.isfinite(stale_logp)
     index = valid.flatten().nonzero().squeeze(-1)
     old, stale, rollout = (x.take(index).double() for x in (batch.old_logp, stale_logp, batch.rollout_logp))
     gaps = (log_ratio(old, stale), log_ratio(stale, rollout))

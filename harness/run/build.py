@@ -9,13 +9,12 @@ from harness.api import Plan, Step, sampler_plans
 from harness.config.schema import Launch, RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.engines.factory import make_engine
-from harness.models.checkpoint import content_hash
 from harness.numerics.formats import format_named
 from harness.run.checks import check, check_device
 from harness.run.gpu_sharing import reserved_gib
 from harness.run.run import Run, Served
 from harness.start.base_training import printed
-from harness.start.prepare import evaluation_tasks, held_out, prepare, start_of
+from harness.start.prepare import evaluation_tasks, held_out, prepare, start_hashes, start_of
 from harness.tasks import token_ids
 from harness.trainers.evaluation import REFERENCE
 from harness.trainers.local.forward import Thrift
@@ -73,5 +72,4 @@ def build(
         eval_items=held_out(config, start.task), asked=asked(config.evaluations, evaluation_tasks(config)),
     )  # fmt: skip
     run.keep_peaks(share)
-    hashes: dict[str, str | None] = {"model": content_hash(start.folder), "task": start.task.content_hash()}
-    return run, hashes | {f"evaluations.{one.number}": one.task.content_hash() for one in run.asked}
+    return run, start_hashes(start, [one.task for one in run.asked])

@@ -10,6 +10,7 @@ from harness.config.decoder_config import decoder_config, shape_to_check
 from harness.config.schema import Launch, RunConfig
 from harness.engines.embedded.engine import NO_EXACT_MIXTURE
 from harness.engines.factory import check_engine, check_installed
+from harness.models.decoder import tensor_shapes
 from harness.trainers.local.forward import Thrift
 from harness.trainers.local.policy import sixteen_bits
 from harness.trainers.local.trainer import DIVERGENCES, EXTRAS, ROUTING
@@ -35,8 +36,9 @@ def check(config: RunConfig) -> Composed:
 
 def _check_parts(config: RunConfig, composed: Composed) -> None:
     shape = shape_to_check(config.model)
-    for i, part in enumerate(composed.parts):
-        part.check(composed.plan, composed.parts[:i], None if shape is None else shape.num_layers)
+    shapes = None if shape is None else tensor_shapes(shape)
+    for part in composed.parts:
+        part.check(composed.plan, composed.parts, shapes)
 
 
 def _check_positions(config: RunConfig) -> None:
@@ -51,7 +53,8 @@ def _check_positions(config: RunConfig) -> None:
         (f"evaluations.{i}.max_new_tokens", e.max_new_tokens, e.options) for i, e in enumerate(config.evaluations)
     ]
     for field, new, options in asked:
-        prompt = int(options.get("max_prompt_tokens") or 1)
+        given = options.get("max_prompt_tokens")  # whose type the task checks
+        prompt = given if isinstance(given, int) else 1
         if new is not None and prompt + new > positions:
             raise ValueError(
                 f"{field}={new}: behind a prompt of {prompt} tokens it needs {prompt + new} positions, the model has "
@@ -133,22 +136,31 @@ def check_device(config: RunConfig) -> None:
 def check_launch(config: RunConfig, launch: Launch) -> None:
     """Raises ValueError, one line, where `launch` asks for what the run's trainer does not do, or for two things that
     exclude each other, on whatever machine."""
-    rounded = sixteen_bits(compose(config).plan) if launch.compile else None
-    if rounded is not None and not Thrift.of(launch, config.trainer).native_16bit:
-        raise ValueError(f"launch.compile=true: the trainer emulates {rounded.name}; add launch.native_16bit=true")
+    if launch.compile:
+        _check_compile(config, launch)
     if config.trainer.name == "verl":
         checks.check_launch(config, launch)
-    elif launch.gpus * launch.nodes * launch.sequence_parallel != 1:
+    elif launch.gpus * launch.nodes != 1:
         raise ValueError(
             f"launch.nodes={launch.nodes} launch.gpus={launch.gpus}: trainer={config.trainer.name} works on one "
             "GPU; choose trainer=verl"
         )
-    elif launch.tensor_parallel != 1:
+    else:
+        for name, usual in (("sequence_parallel", 1), ("tensor_parallel", 1), ("offload", "none")):
+            if (value := getattr(launch, name)) != usual:
+                raise ValueError(f"launch.{name}={value}: trainer=verl alone does it; valid: {usual}, or trainer=verl")
+
+
+def _check_compile(config: RunConfig, launch: Launch) -> None:
+    plan, shape = compose(config).plan, shape_to_check(config.model)
+    if (rounded := sixteen_bits(plan)) is not None and not Thrift.of(launch, config.trainer).native_16bit:
+        raise ValueError(f"launch.compile=true: the trainer emulates {rounded.name}; add launch.native_16bit=true")
+    if plan.sampler == "trainer":
+        raise ValueError("launch.compile=true: the sampler runs the trainer's layers; valid: launch.compile=false")
+    if shape is not None and shape.num_experts:
         raise ValueError(
-            f"launch.tensor_parallel={launch.tensor_parallel}: trainer=verl alone does it; valid: 1, or trainer=verl"
+            "launch.compile=true: the sizes of a mixture of experts change in every pass; valid: launch.compile=false"
         )
-    elif launch.offload != "none":
-        raise ValueError(f"launch.offload={launch.offload}: trainer=verl alone does it; valid: none, or trainer=verl")
 
 
 def check_place(config: RunConfig, launch: Launch) -> None:

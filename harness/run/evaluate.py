@@ -92,5 +92,5 @@ def _in_the_way(method: str, composed: Composed) -> Iterator[str]:
     if at_rollout(composed.plan.adapters) is not None:
         yield f"{method} keeps adapters at the rollout"
     for part in composed.parts:
-        if has_hook(part, "sync") or has_hook(part, "after_sync"):
+        if any(has_hook(part, hook) and hook not in part.idle(composed.plan) for hook in ("sync", "after_sync")):
             yield f"{type(part).__name__} of {method} pushes more than the weights (scales, noise or adapters)"

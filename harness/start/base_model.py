@@ -35,8 +35,11 @@ from harness.start.base_training import (
     Unfinished,
     expected_accuracy,
     fit,
+    stages,
     stop_accuracy,
 )
+from harness.start.text_documents import buckets_of
+from harness.start.text_step import check_family
 from harness.start.text_training import TextRecipe, fit_text, sampled_accuracy
 from harness.tasks import Demonstrated, Worded
 
@@ -66,6 +69,21 @@ def _values(config: DecoderConfig) -> dict[str, Any]:
     values = dataclasses.asdict(config)
     del values["rope_scaling"]
     return values if config.num_experts else {name: value for name, value in values.items() if name not in MIXTURE}
+
+
+def check_recipe(config: DecoderConfig, task: Demonstrated, recipe: Recipe) -> None:
+    """Raises ValueError, one line, where the recipe cannot train such a decoder on the task: for its vocabulary or
+    family, the sizes of the curriculum, the length of documents. Trains nothing."""
+    _complete(config, task)
+    if isinstance(recipe, BaseRecipe):
+        try:
+            stages(task, recipe)
+        except ValueError as error:
+            raise ValueError(f"base.curriculum={[*recipe.curriculum]}: {error}") from None
+    else:
+        assert isinstance(task, Worded)
+        check_family(config)
+        buckets_of(task, recipe.sizes, recipe.batch_tokens, config.max_positions)
 
 
 def base_name(model: str, task: Demonstrated, base_seed: int, key: str) -> str:

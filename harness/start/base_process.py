@@ -44,8 +44,8 @@ def train(words: str) -> int:
     except Unfinished as stop:
         print(f"{folder.name}: {stop}", flush=True)
         return UNFINISHED
-    except (ValueError, OSError) as error:
-        print(f"failed: {folder.name}: {error}", file=sys.stderr, flush=True)
+    except (ValueError, OSError, RuntimeError) as error:  # memory that ran out and a lost worker are RuntimeErrors
+        print(f"failed: {folder.name}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 1
     rate = f", {record['tokens_per_s'] / 1e6:.2f}M tokens/s" if "tokens_per_s" in record else ""
     print(

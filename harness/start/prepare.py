@@ -27,7 +27,7 @@ from harness.models.checkpoint import content_hash, load_config, load_decoder, s
 from harness.models.decoder import Decoder, Layer
 from harness.numerics.formats import format_named
 from harness.records.paths import bases_folder, work_folder
-from harness.start.base_model import base_key, base_name, ensure_base, waiting
+from harness.start.base_model import base_key, base_name, check_recipe, ensure_base, waiting
 from harness.start.base_training import BaseRecipe, Progress, TrainingHost
 from harness.start.text_training import TextRecipe
 from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task, token_ids
@@ -117,15 +117,21 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
     return tasks
 
 
+def start_hashes(start: Start, evaluations: Sequence[Task]) -> dict[str, str | None]:
+    """Content hashes of the base, of the task and of the tasks of `evaluations`, as a record keeps them."""
+    hashes: dict[str, str | None] = {"model": content_hash(start.folder), "task": start.task.content_hash()}
+    return hashes | {f"evaluations.{i}": task.content_hash() for i, task in enumerate(evaluations)}
+
+
 def check_data(config: RunConfig) -> None:
     """Raises ValueError, one line, where the data of the task or of an evaluation is missing or corrupt, where a base
-    is to be trained for a task that shows no answers or by a recipe of other tasks, and where `algo.overlong_buffer`
-    is longer than its responses or the model has too few positions."""
+    is to be trained for a task that shows no answers or by a recipe that cannot train it, and where
+    `algo.overlong_buffer` is longer than its responses or the model has too few positions."""
     task = task_of(config)
     base_task = None
     if config.model.path is None:
         base_task = _base_task(config, task)
-        _recipe(config, base_task)
+        check_recipe(decoder_config(config.model), base_task, _recipe(config, base_task))
     others = evaluation_tasks(config)
     limit = config.engine.max_new_tokens or task.max_new_tokens
     if config.algo.overlong_buffer > limit:
@@ -273,6 +279,7 @@ def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch)
     ]  # fmt: skip
     if start.max_positions is not None:
         identity.append(start.max_positions)
+    identity += config.outside  # a method whose file was edited may prepare something else
     for i, part in enumerate(composed.parts):
         # what an earlier part wraps or prepares is seen by this one
         identity += [type(part).__name__, stated_knobs(part)]

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.models.decoder import Decoder, Layer, Mixture, rope_tables, rotate
+from harness.models.decoder import Decoder, DecoderConfig, Layer, Mixture, rope_tables, rotate
 from harness.numerics.compiler_options import compiler_options
 from harness.numerics.experts import mix, route
 from harness.numerics.rms_norm import rms_norm
@@ -113,14 +113,19 @@ def device_of(model: Decoder) -> torch.device:
     return next(model.parameters()).device
 
 
+def check_family(config: DecoderConfig) -> None:
+    """Raises ValueError, one line, for a decoder that is not of the Qwen3 family."""
+    if config.attention_bias or not config.qk_norm or not config.tie_embeddings:
+        raise ValueError("model.family: a base for text is trained for qwen3 alone, with tied embeddings")
+
+
 class PackedDecoder:
     """The forward pass of a `Decoder` over packed documents."""
 
     def __init__(self, model: Decoder, dtype: torch.dtype, longest: int) -> None:
-        """`longest` tokens of a document. Raises ValueError for a decoder that is not of the Qwen3 family."""
+        """`longest` tokens of a document. Raises ValueError as `check_family`."""
         config = model.config
-        if config.attention_bias or not config.qk_norm or not config.tie_embeddings:
-            raise ValueError("model.family: a base for text is trained for qwen3 alone, with tied embeddings")
+        check_family(config)
         self.model, self.dtype, self.eps = model, dtype, config.rms_eps
         device = device_of(model)
         self.cos, self.sin = (table.to(dtype) for table in rope_tables(config, longest, device))

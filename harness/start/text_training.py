@@ -20,6 +20,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -87,6 +88,11 @@ class TextRecipe:
     def __post_init__(self) -> None:
         if self.batch_tokens < 1:
             raise ValueError(f"base.batch_tokens={self.batch_tokens}: a task in words needs it; choose base=text")
+        if any(high <= low for low, high in pairwise((1, *self.sizes))):
+            raise ValueError(
+                f"base.curriculum={[*self.sizes]}: ends of ranges of problem sizes, for a task in words; valid: "
+                "numbers that rise, from 2 on, such as [6,14]"
+            )
 
 
 class _Average:

@@ -25,8 +25,7 @@ LOW_HALF = 0xFFFF
 
 
 def is_bf16(values: Tensor) -> bool:
-    """Does bfloat16 hold every value of a float32 tensor exactly? On the meta device, whose values are nobody's, it
-    does."""
+    """Does bfloat16 hold every value of a float32 tensor exactly? True on the meta device, where there are none."""
     return values.is_meta or not bool((values.contiguous().view(torch.int32) & LOW_HALF).any())
 
 

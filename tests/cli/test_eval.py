@@ -147,6 +147,8 @@ def test_other_questions_than_the_runs_own_are_kept_apart_from_it(
     )
     assert main(["eval", str(folder), ENTRY, "method=naive", "precision=int8", "--results", str(tmp_path)]) == 0
     assert "chain  rollout    int8" in capsys.readouterr().out
+    assert main(["eval", str(folder), ENTRY, "method=flashrl", "precision=int4", "--results", str(tmp_path)]) == 0
+    assert "chain  rollout    int4" in capsys.readouterr().out  # whose scales are none of the method's
 
 
 def test_a_run_that_kept_no_policy_gets_one_by_running_again(

@@ -224,7 +224,7 @@ def test_trained_start_shares_the_base_with_the_rollout(start: Any, name: str) -
 
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="RILQInit: no part plans trained adapters"):
-        RILQInit().prepare(site(), INT2)
+        RILQInit().check(INT2, (), None)
     with pytest.raises(ValueError, match="RILQInit: rollout weights bf16"):
         RILQInit().plan(Plan(rollout_weights=format_named("bf16")))
     with pytest.raises(ValueError, match=r"rank is 33; .* takes 1 to 32"):

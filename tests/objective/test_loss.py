@@ -369,6 +369,6 @@ def test_unknown_choices_name_the_field_the_value_and_the_choices(name: str, val
 def test_totals_count_tokens_and_nonempty_sequences() -> None:
     keep = MASK.clone()
     keep[2] = False
-    totals = count_totals(MASK, keep, 9, dp_size=2)
+    totals = count_totals(MASK, keep, 9)
     assert (totals.num_tokens, totals.num_sequences, totals.num_kept_tokens) == (9, 3, 7)
-    assert (totals.num_kept_sequences, totals.max_len, totals.dp_size) == (2, 9, 2)
+    assert (totals.num_kept_sequences, totals.max_len, totals.dp_size) == (2, 9, 1)

@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,20 @@ def test_the_state_of_another_cell_is_not_taken(tmp_path: Path) -> None:
     assert result.hashes["final"] == run_cell(config, small_launch(tmp_path / "straight")).hashes["final"]
 
 
+def test_the_state_of_another_model_is_set_aside_in_one_line(tmp_path: Path) -> None:
+    config, launch = small_config("method=bf16"), small_launch(tmp_path)
+    state = stopped_at(2, config, launch)
+    saved = load_state(state)
+    del saved["trainer"]["model"]["model.norm.weight"]
+    save_state(state, saved)
+    result = run_cell(config, launch)
+    (note,) = result.retries
+    assert (result.status, result.num_steps) == ("ok", 4)
+    assert note.endswith('the state is of another model: Error(s) in loading state_dict for Decoder: Missing key(s) in '
+                         'state_dict: "model.norm.weight".')  # fmt: skip
+    assert result.hashes["final"] == run_cell(config, small_launch(tmp_path / "straight")).hashes["final"]
+
+
 @pytest.mark.parametrize("cut", [0, 1, 100, 0.3, 0.999])
 def test_a_truncated_state_is_told(tmp_path: Path, cut: float) -> None:
     path = tmp_path / "state.pt"
@@ -207,6 +222,13 @@ def test_what_a_part_prepared_is_made_again_when_damaged(tmp_path: Path) -> None
     assert {name: tensor.tolist() for name, tensor in again.items()} == whole
     assert prepared.stat().st_ino != before
     assert len(list((tmp_path / "work" / "prepared").glob("*.corrupt-*"))) == 1
+
+
+def test_an_edited_method_is_prepared_anew(tmp_path: Path) -> None:
+    config, launch = small_config("method=flashrl", "precision=int8"), small_launch(tmp_path)
+    for source in ("methods.mine 000000000000", "methods.mine 000000000001", "methods.mine 000000000000"):
+        build(replace(config, outside=(source,)), launch)
+    assert len(list((tmp_path / "work" / "prepared").glob("*/fixed.safetensors"))) == 2
 
 
 def test_what_another_cell_prepared_anew_is_not_set_aside(tmp_path: Path) -> None:

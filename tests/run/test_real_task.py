@@ -139,6 +139,7 @@ def test_what_does_not_fit_the_positions_is_refused_before_a_run(folder: Path) -
             folder, "method=bf16", new, "task.options.max_prompt_tokens=41", f"model.max_positions={positions + 1}"
         )
     )
+    check(config_of(folder, "method=bf16", new, "task.options.max_prompt_tokens=[41]"))  # which the task refuses
     entry = f"evaluations=[{{task:gsm8k,path:{DATA}/gsm8k,max_new_tokens:{positions}}}]"
     assert refused(entry).startswith(f"evaluations.0.max_new_tokens={positions}: behind a prompt of 1 tokens it needs ")
     assert refused(f"engine.max_model_len={positions + 1}") == (

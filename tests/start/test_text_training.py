@@ -211,6 +211,13 @@ def test_the_rate_warms_up_stays_and_falls():
     assert learning_rate(dataclasses.replace(recipe, decay_from=1.0), 100) == 1.0
     with pytest.raises(ValueError, match=r"base.batch_tokens=0: a task in words needs it; choose base=text"):
         TextRecipe(batch_tokens=0)
+    for sizes in ((5, 3), (3, 3), (1, 6)):
+        with pytest.raises(ValueError) as caught:
+            TextRecipe(batch_tokens=1024, sizes=sizes)
+        assert str(caught.value) == (
+            f"base.curriculum={[*sizes]}: ends of ranges of problem sizes, for a task in words; valid: numbers that "
+            "rise, from 2 on, such as [6,14]"
+        )
 
 
 def test_weights_start_with_the_variance_of_their_inputs():
@@ -436,5 +443,11 @@ def test_a_run_names_its_text_base(tmp_path):
         check_data(load(["task=sort", "base.average=0.1"]))
     with pytest.raises(ValueError, match=r"base.batch_tokens=32768: .* valid: 0, as in base=default"):
         check_data(load(["task=sort", "base=text"]))
+    with pytest.raises(ValueError, match=r"^model.family: a base for text is trained for qwen3 alone, with tied emb"):
+        check_data(load([*words, "model.family=qwen2"]))
+    with pytest.raises(ValueError, match=r"^base.batch_tokens=64: a document of n=4 has up to \d+ tokens$"):
+        check_data(load([*words, "base.batch_tokens=64"]))
+    with pytest.raises(ValueError, match=r"^base.curriculum=\[1\]: task 'sort': n=1 is not an integer from 2 to 1024$"):
+        check_data(load(["task=sort", "base.curriculum=[1]"]))
     with pytest.raises(ValueError, match=r"vocab_size=32: valid: 160 \(model=words_s\), 512 \(model=words_10m\)"):
         base_folder(load(["base=text_small", "task=wordmath_ordered"]), Launch(results=str(tmp_path)))

@@ -45,6 +45,29 @@ def test_a_generation_batch_may_be_larger_or_smaller() -> None:
     assert kept(narrow, [OTHER], [SAME], [OTHER], [OTHER]) == ([[0, 1], [], [0, 1], [0, 1]], 4)
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"group_size": 1},
+            "group_size=1: dynamic sampling drops prompts whose answers all earn the same, and one answer always does; "
+            "valid: 2 or more, or algo.dynamic_sampling=false",
+        ),
+        (
+            {"gen_prompts": 2, "max_gen_batches": 1},
+            "max_gen_batches=1: batches of gen_prompts=2 that never fill num_prompts=3; valid: 2 or more, or 0",
+        ),
+    ],
+)
+def test_batches_that_could_never_be_filled_are_refused(values: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        replace(ALGO, **values)  # type: ignore[arg-type]
+    assert str(caught.value) == said
+    replace(ALGO, group_size=1, dynamic_sampling=False)
+    replace(ALGO, gen_prompts=2, max_gen_batches=2)
+    replace(ALGO, gen_prompts=2, max_gen_batches=0)
+
+
 def test_without_it_one_batch_is_kept_whole() -> None:
     plain = replace(ALGO, dynamic_sampling=False)
     assert kept(plain, [SAME, SAME, OTHER], [OTHER] * 3) == ([[0, 1, 2, 3, 4, 5]], 1)

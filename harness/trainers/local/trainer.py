@@ -79,8 +79,7 @@ class LocalTrainer:
         `num_updates` is how many optimizer updates the run will take, for the learning-rate schedule; `lr_factor` says
         by checkpoint name how much faster a parameter learns.
         """
-        if micro_batch_rows is not None and thrift is not None and thrift.compile:
-            raise ValueError("launch.compile=true: the sampler runs the trainer's layers; valid: launch.compile=false")
+        assert micro_batch_rows is None or thrift is None or not thrift.compile, "`check_launch` refuses it"
         self.total_updates = num_updates
         self.config, self.temperature, self.thrift = config, temperature, thrift or Thrift()
         self.micro_batch_rows, self.micro_batch_tokens = micro_batch_rows, micro_batch_tokens
@@ -276,8 +275,11 @@ class LocalTrainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
-        self.model.load_state_dict(state["model"])
+        """The inverse of `state`. Raises ValueError for the state of another model."""
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:  # torch's, with a line for every tensor
+            raise ValueError(f"the state is of another model: {' '.join(str(error).split())}") from error
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.num_updates, self.num_skipped = state["num_updates"], state["num_skipped"]

@@ -75,8 +75,8 @@ def _check_partial(config: RunConfig) -> None:
 
 
 def check_launch(config: RunConfig, launch: Launch) -> None:
-    """Raises ValueError, one line, for numbers of GPUs that the batch does not divide by, and for what verl's workers
-    would not do of it."""
+    """Raises ValueError, one line, for numbers of GPUs that the batch or the model does not divide by, and for what
+    verl's workers would not do of it."""
     split = launch.sequence_parallel
     if launch.gpus % split:
         raise ValueError(
@@ -101,6 +101,8 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
             f"launch.tensor_parallel={launch.tensor_parallel}: an engine's GPUs are of one machine, and launch.gpus="
             f"{launch.gpus} does not divide by them"
         )
+    if launch.tensor_parallel > 1 and (shape := shape_to_check(config.model)) is not None:
+        check_shared_engine(launch, compose(config).plan, shape)
     if launch.offload != "none" and config.trainer.device == "cpu":
         raise ValueError(f"launch.offload={launch.offload}: a trainer on a CPU is in the host's memory; valid: none")
     if launch.offload == "host" and is_loss_scaled(compose(config).plan):

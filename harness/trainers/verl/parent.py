@@ -34,10 +34,9 @@ from harness.foundation.lock_file import wait_until_free
 from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import one_line, tail
 from harness.models.adapters import named_weights
-from harness.models.checkpoint import content_hash, load_config
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.records.run_result import EvalRecord, TaskEvalRecord
-from harness.start.prepare import start_of
+from harness.start.prepare import evaluation_tasks, start_hashes, start_of
 from harness.trainers.local.trainer import Diverged, policy_weights
 from harness.trainers.task_evaluation import FAILURES
 from harness.trainers.verl import checks
@@ -254,12 +253,11 @@ def watch(
     checks.check_launch(config, launch)
     checks.check_installed()
     start = start_of(config, launch, should_stop=should_stop)
-    checks.check_shared_engine(launch, composed.plan, load_config(start.folder))
     job = lay_out(config, launch, composed, start, work / "verl")
     if config.trainer.device == "cuda":
         torch.cuda.empty_cache()  # what was prepared there is on disk now; the memory is verl's
     # what the parts prepared is read from the job's files: a run that goes on prepares nothing anew
-    return Watched(job, composed_of(job)), {"model": content_hash(start.folder), "task": start.task.content_hash()}
+    return Watched(job, composed_of(job)), start_hashes(start, evaluation_tasks(config))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -11,18 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import Sequences
+from harness.config.schema import Launch
 from harness.foundation.seeds import generator
 from harness.models.decoder import Decoder, Layer, Spans
 from harness.numerics.casting import cast_model
 from harness.numerics.formats import Format, format_named
 from harness.numerics.fp8_flow import use_kernels
 from harness.numerics.fp8_gemm import Kernels, Operand, reference
+from harness.run.checks import check_launch
 from harness.run.loop import grpo_step
 from harness.trainers.local import compiling
 from harness.trainers.local.compiling import compile_layers, eagerly
 from harness.trainers.local.forward import Thrift, prepared
 from methods.jet_rl import FP8Flow
-from tests.toy import small_run
+from tests.toy import MIXTURE, small_config, small_run
 from tests.trainers.local.test_forward import CONFIG, FLOW, model_of, run, sequences
 
 
@@ -240,6 +242,14 @@ def test_a_machine_without_a_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -
         prepared(model_of(), Thrift(compile=True))
 
 
-def test_the_exact_sampler_is_not_compiled(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"launch.compile=true: the sampler runs the trainer's layers"):
-        small_run(tmp_path, ["method=zero_mismatch", "engine.max_batch=16"], compile=True)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("method=zero_mismatch",), "the sampler runs the trainer's layers"),
+        ((*MIXTURE, "method=bf16"), "the sizes of a mixture of experts change in every pass"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_before_the_run(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        check_launch(small_config(*words), Launch(compile=True))
+    assert str(caught.value) == f"launch.compile=true: {said}; valid: launch.compile=false"

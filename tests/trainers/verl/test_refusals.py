@@ -121,7 +121,10 @@ def test_a_task_without_questions_to_train_on(capsys: pytest.CaptureFixture[str]
     assert line.startswith("task=math500: no questions to train on; give a task.path that has some and task.options.")
 
 
-@pytest.mark.parametrize(("word", "usual"), [("launch.offload=params", "none"), ("launch.tensor_parallel=2", "1")])
+@pytest.mark.parametrize(
+    ("word", "usual"),
+    [("launch.offload=params", "none"), ("launch.tensor_parallel=2", "1"), ("launch.sequence_parallel=2", "1")],
+)
 def test_what_verl_alone_does(tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, usual: str) -> None:
     said = refused(capsys, tmp_path / "results", "trainer=local", word)
     assert said == f"{word}: trainer=verl alone does it; valid: {usual}, or trainer=verl"

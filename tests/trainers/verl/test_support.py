@@ -96,6 +96,10 @@ def test_what_verl_refuses(words: tuple[str, ...], said: str) -> None:
     ("values", "said"),
     [
         ({"gpus": 3}, r"launch.gpus=3: 16 samples of an update do not divide by 3 GPUs"),
+        (
+            {"gpus": 8, "tensor_parallel": 8},
+            r"^launch\.tensor_parallel=8: 4 heads, 2 key-value heads and 192 MLP channels do not divide by 8 devices$",
+        ),
         ({"save": "every:2"}, "launch.save=every:2: trainer=verl keeps the last policy alone; valid: none, hf, quant"),
         ({"offload": "host"}, "launch.offload=host: a trainer on a CPU is in the host's memory; valid: none"),
         ({"fp8_kernels": "deep_gemm"}, "launch.fp8_kernels=deep_gemm: needs a GPU; valid on a CPU: best, emulated"),

@@ -17,6 +17,7 @@ from harness.models.checkpoint import read_tensors
 from harness.run.policies import save_hf, save_quantized
 from harness.start.base_training import Unfinished
 from harness.start.prepare import start_of
+from harness.tasks import build_task
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl import parent
 from harness.trainers.verl.data import lay_out
@@ -53,6 +54,16 @@ def test_the_base_of_a_run_heeds_a_stop(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(Unfinished):
         parent.watch(config, launch, compose(config), tmp_path, lambda: True)
     assert [path.suffix for path in (tmp_path / "work" / "bases").iterdir()] == [".pt"]
+
+
+def test_the_record_has_the_hashes_of_the_evaluations_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parent.checks, "check_installed", lambda: None)
+    words = ("trainer=verl", "method=bf16", "evaluations=[{task:chain,num:4},{task:sort,num:4}]")
+    config = resolve(load([*SMALL, *words]))
+    _, hashes = parent.watch(config, small_launch(tmp_path), compose(config), tmp_path, lambda: False)
+    assert list(hashes) == ["model", "task", "evaluations.0", "evaluations.1"]
+    chain, sort = (build_task(name, {}).content_hash() for name in ("chain", "sort"))
+    assert (hashes["task"], hashes["evaluations.0"], hashes["evaluations.1"]) == (chain, chain, sort)
 
 
 def test_an_end_is_compared_in_the_reference_precision(run: Watched) -> None:
