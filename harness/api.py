@@ -473,10 +473,6 @@ class Part:
         """[B, T] loss per token in place of the clipped surrogate. At most one part of a method has it."""
         return None
 
-    def aux_loss(self, logits: Tensor, b: TokenBatch) -> Tensor | None:
-        """[B, T], added to the loss."""
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Method:

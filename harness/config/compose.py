@@ -1,7 +1,7 @@
 """From a configuration to a runnable method: merge plans, fold hooks, refuse what cannot work before anything starts.
 
 A method is its parts composed left to right. `plan` merges (differing opinions are errors), `token_loss` may come from
-one part, `aux_loss` adds up, `after_sync` has an effect, everything else maps a value to a value of its own type.
+one part, `after_sync` has an effect, everything else maps a value to a value of its own type.
 """
 
 from __future__ import annotations
@@ -158,7 +158,6 @@ class Composed:
 
 OUTSIDE_LOSS = (
     "plan", "prepare", "wrap", "lr_factor", "update_lr_factor", "during_update", "sync", "after_sync", "refit",
-    "aux_loss",
 )  # fmt: skip
 """Hooks that act elsewhere than on the loss of given tokens: a part that corrects and does nothing else has none."""
 

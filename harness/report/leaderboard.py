@@ -83,7 +83,7 @@ class Board:
         """Baseline -> `contrasts` with it, no correction first; without those that no arm is compared with."""
         others = [name for name in reversed(self.baselines) if name != self.control]
         found = {
-            name: contrasts(self.arms, self.scores, name, self.endpoints, self.alpha, without=others[:place])
+            name: contrasts_of(self.arms, self.scores, name, self.endpoints, self.alpha, without=others[:place])
             for place, name in enumerate(others)
         }
         return {name: rows for name, rows in found.items() if len(rows)}
@@ -137,6 +137,20 @@ def board_of(
 
 
 def contrasts(
+    results: Sequence[RunResult],
+    baseline: str = BASELINES[-1],
+    endpoints: Sequence[str] = ENDPOINTS,
+    alpha: float = stats.ALPHA,
+) -> pd.DataFrame:
+    """Differences of every arm from the method `baseline` at the same precision and context; empty without such pairs.
+
+    Left out: arms to which `baseline` ran at other settings alone. The columns of `leaderboard` from `control` on. They
+    are decided by themselves, context by context.
+    """
+    return contrasts_of(*score_arms(results), baseline, endpoints, alpha)
+
+
+def contrasts_of(
     arms: Sequence[Arm],
     scores: Mapping[str, Scores],
     baseline: str = BASELINES[-1],
@@ -144,11 +158,7 @@ def contrasts(
     alpha: float = stats.ALPHA,
     without: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Differences of every arm from the method `baseline` at the same precision and context; empty without such pairs.
-
-    Left out: methods of `without` as they are, and arms to which `baseline` ran at other settings alone. `scores`: by
-    label. The columns of `leaderboard` from `control` on. They are decided by themselves, context by context.
-    """
+    """`contrasts` of arms whose `scores`, by label, are there; methods of `without` are left out as they are."""
     pairs: list[tuple[Arm, Arm]] = []
     for arm in arms:
         if arm.method in (baseline, *without) and arm.is_plain:

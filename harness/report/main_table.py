@@ -16,7 +16,7 @@ from harness.records import stats
 from harness.records.arms import rank
 from harness.records.run_result import RunResult
 from harness.records.sweep_file import BASELINES, ENDPOINTS
-from harness.report.leaderboard import board_of, contrasts
+from harness.report.leaderboard import board_of, contrasts_of
 from harness.report.tables import MARKS, difference_cell, interval_cell, verdict_words
 from methods import METHODS
 
@@ -46,7 +46,7 @@ def main_table(
     if not any(row["verdict"] == "control" for row in every):
         raise ValueError(f"main table: no result of the control {control!r} to compare with")
     board = [row for row in every if not row["is_preliminary"]]
-    rows = contrasts(found.arms, found.scores, baseline, endpoints, alpha).to_dict("records")
+    rows = contrasts_of(found.arms, found.scores, baseline, endpoints, alpha).to_dict("records")
     against = {row["arm"]: row for row in rows}
     heads = ["method", "rollouts", "accuracy", f"against {control}", "as deployed", f"against {baseline}"]
     heads += ["collapsed", "k3"]

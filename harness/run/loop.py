@@ -22,7 +22,7 @@ from torch import Tensor
 from harness.api import Correction, Sequences, Step, TokenBatch
 from harness.config.compose import has_hook
 from harness.foundation.clock import Clock
-from harness.objective.loss import aggregate, count_totals
+from harness.objective.loss import count_totals
 from harness.objective.mismatch import batch_mismatch, correction_metrics
 from harness.run.collect import advantages, collect, groups
 from harness.run.gpu_sharing import lend, reclaim, release, rest
@@ -207,25 +207,18 @@ def update(
         correction = update_correction(composed, correction, batch, scores.logp.detach(), algo)
     factor = update_lr_factor(composed, batch, None if scores is None else scores.logp.detach(), algo)
     totals = count_totals(batch.mask, correction.keep, run.max_new_tokens)
-    adds = [part for part in composed.parts if has_hook(part, "aux_loss")]
 
     def loss_of(some: Tensor, found: Scores) -> tuple[Tensor, dict[str, Tensor]]:
         b, c = (batch, correction)
         if len(some) < len(rows):
             b, c = take_batch(batch, some), take_correction(correction, some)
-        loss, sums = method_loss(composed, found.logp, b, c, totals, algo, found.entropy)
-        for part in adds:
-            assert found.logits is not None
-            aux = part.aux_loss(found.logits, b)
-            if aux is not None:
-                loss = loss + aggregate(aux, b.mask, b.mask, totals, agg=algo.agg, denom="original")
-        return loss, sums
+        return method_loss(composed, found.logp, b, c, totals, algo, found.entropy)
 
     if any(has_hook(part, "during_update") for part in composed.parts):
         with trainer.eagerly(), composed.during_update(trainer.model, batch.step, number):
-            loss, sums = trainer.accumulate(seqs, loss_of, wants_logits=bool(adds))
+            loss, sums = trainer.accumulate(seqs, loss_of)
     else:
-        loss, sums = trainer.accumulate(seqs, loss_of, scores, wants_logits=bool(adds))
+        loss, sums = trainer.accumulate(seqs, loss_of, scores)
     row = {"train/loss": loss} | (trainer.step() if factor is None else trainer.step(factor))
     row |= shifted | ({} if factor is None else {"train/lr_factor": factor})
     return row | correction_metrics(correction, batch.mask), sums

@@ -14,7 +14,7 @@ from harness.records import stats
 from harness.records.arms import group_arms
 from harness.records.run_result import Base, EvalRecord, RunResult
 from harness.report import collapse_times
-from harness.report.leaderboard import board_of, contrasts, leaderboard
+from harness.report.leaderboard import board_of, contrasts, contrasts_of, leaderboard
 from harness.report.scores import by_base, components, score_arms
 from tests import result_factory as factory
 
@@ -152,22 +152,22 @@ def test_cannot_tell_comes_with_a_number_of_seeds() -> None:
 
 
 def test_contrasts_are_within_a_precision() -> None:
-    found = contrasts(*score_arms([result for result, _ in factory.sweep_results(seeds=8)])).to_dict("records")
+    found = contrasts([result for result, _ in factory.sweep_results(seeds=8)]).to_dict("records")
     assert [(row["arm"], row["control"]) for row in found] == [
         ("flashrl nvfp4", "naive nvfp4"),
         ("flashrl int4", "naive int4"),
         ("naive int4 bypass_ppo", "naive int4"),
     ]
     assert [row["verdict"] for row in found][1:] == ["better", "collapses in 5 of 8, else worse"]
-    assert contrasts(*score_arms([factory.result()[0]])).empty
+    assert contrasts([factory.result()[0]]).empty
 
 
 def test_contrasts_with_a_correction_leave_out_what_was_compared_the_other_way_round() -> None:
     results = [
         factory.result(method, "int4", seed=seed)[0] for method in ("naive", "flashrl", "icepop") for seed in (0, 1)
     ]
-    both = [(row["arm"], row["difference"]) for row in contrasts(*score_arms(results), "flashrl").to_dict("records")]
-    own = contrasts(*score_arms(results), "flashrl", without=["naive"]).to_dict("records")
+    both = [(row["arm"], row["difference"]) for row in contrasts(results, "flashrl").to_dict("records")]
+    own = contrasts_of(*score_arms(results), "flashrl", without=["naive"]).to_dict("records")
     assert {name for name, _ in both} == {"icepop int4", "naive int4"}
     assert [(row["arm"], row["control"]) for row in own] == [("icepop int4", "flashrl int4")]
     assert (own[0]["arm"], own[0]["difference"]) in both
@@ -177,7 +177,7 @@ def test_arms_at_other_settings_are_not_contrasted() -> None:
     both = {"algo__num_minibatches": 2, "trainer__lr": 2e-4}
     changed = [factory.result(method, "int8", seed=1, **both)[0] for method in ("naive", "flashrl")]
     usual = [factory.result(method, "int8")[0] for method in ("naive", "mis", "icepop")]
-    found = contrasts(*score_arms([*usual, *changed]))
+    found = contrasts([*usual, *changed])
     assert found[["arm", "control"]].to_numpy().tolist() == [
         ["icepop int8", "naive int8"],
         ["mis int8", "naive int8"],
@@ -185,9 +185,11 @@ def test_arms_at_other_settings_are_not_contrasted() -> None:
     ]
     one = [factory.result(method, "int8", algo__num_minibatches=2)[0] for method in ("naive", "flashrl")]
     usual = [factory.result(method, "int8")[0] for method in ("naive", "mis")]
-    assert contrasts(*score_arms([*usual, one[1]]))["arm"].tolist() == ["mis int8"]
-    assert contrasts(*score_arms([*usual, *one]))["control"].tolist() == ["naive int8", "naive int8 2 minibatches"]
-    assert contrasts(*score_arms([*usual, *one]), "flashrl", without=["naive"]).empty, "naive stands in the other table"
+    assert contrasts([*usual, one[1]])["arm"].tolist() == ["mis int8"]
+    assert contrasts([*usual, *one])["control"].tolist() == ["naive int8", "naive int8 2 minibatches"]
+    assert contrasts_of(*score_arms([*usual, *one]), "flashrl", without=["naive"]).empty, (
+        "naive stands in the other table"
+    )
 
 
 def test_an_arm_without_a_control_at_its_own_settings_has_no_verdict() -> None:

@@ -7,7 +7,6 @@ import pytest
 from harness.records.run_result import RunResult
 from harness.report.leaderboard import contrasts, leaderboard
 from harness.report.main_table import main_table
-from harness.report.scores import score_arms
 from tests import arm_factory
 
 
@@ -41,7 +40,7 @@ def test_rows_are_arms_in_order_and_cells_the_leaderboards_numbers() -> None:
         ("long", *pair) for pair in order
     ]
     own = {row["arm"]: row for row in leaderboard(found).to_dict("records")}["flashrl int4 n=16"]
-    plain = {row["arm"]: row for row in contrasts(*score_arms(found)).to_dict("records")}["flashrl int4 n=16"]
+    plain = {row["arm"]: row for row in contrasts(found).to_dict("records")}["flashrl int4 n=16"]
     accuracy, control, deployed, naive, collapsed, _ = rows["long", "flashrl", "int4"]
     assert accuracy.startswith(f"{own['accuracy']:.3f} [") and collapsed == own["collapse"]
     assert deployed.startswith(f"{own['deployed_difference']:+.3f} [") and own["deployed_verdict"] in deployed

@@ -11,8 +11,7 @@ from harness.records.arms import arm_labels
 from harness.records.run_result import RunResult, TaskEvalRecord
 from harness.records.sweep_file import Expectation
 from harness.report import task_scores
-from harness.report.leaderboard import board_of, contrasts, leaderboard
-from harness.report.scores import score_arms
+from harness.report.leaderboard import board_of, contrasts, contrasts_of, leaderboard
 from harness.report.sentences import findings, num_below, three_sentences
 from harness.report.tables import (
     BELOW,
@@ -55,8 +54,8 @@ def test_contrasts_have_the_endpoints_and_the_level_of_the_table() -> None:
     results = sweep()
     text = markdown(board_of(results, endpoints=["reference"], alpha=0.001), "quick")
     rows = [cells(line) for line in text.partition("## What changes")[2].splitlines() if line.startswith("| flashrl")]
-    low = contrasts(*score_arms(results), endpoints=["reference"], alpha=0.001).set_index("arm")
-    wide = contrasts(*score_arms(results)).set_index("arm")
+    low = contrasts(results, endpoints=["reference"], alpha=0.001).set_index("arm")
+    wide = contrasts(results).set_index("arm")
     for arm, _, _, difference, _, _, _, deployed in rows:
         assert deployed == "not declared" and difference.endswith(f"{low.loc[arm, 'difference_high']:+.2f}]")
         assert low.loc[arm, "difference_high"] > wide.loc[arm, "difference_high"]
@@ -82,7 +81,9 @@ def test_the_terminal_compares_a_method_with_tis_where_it_is_no_baseline_itself(
     assert render_against(board_of(sweep())) == ""
     title, _, head, _, *rows = render_against(board).splitlines()
     (found,) = (
-        contrasts(board.arms, board.scores, "flashrl", without=["naive"]).query("method == 'icepop'").to_dict("records")
+        contrasts_of(board.arms, board.scores, "flashrl", without=["naive"])
+        .query("method == 'icepop'")
+        .to_dict("records")
     )
     assert title == "Against flashrl at the same format:" and head.split()[:2] == ["arm", "pairs"]
     assert len(rows) == 1 and f"{found['difference']:+.3f} [{found['difference_low']:+.2f}, " in rows[0]

@@ -224,14 +224,14 @@ class LocalTrainer:
         )  # fmt: skip
 
     def accumulate(
-        self, seqs: Sequences, loss_of: LossOf, scores: Scores | None = None, *, wants_logits: bool = False
+        self, seqs: Sequences, loss_of: LossOf, scores: Scores | None = None
     ) -> tuple[float, dict[str, float]]:
         """Backward over one optimizer batch: (loss, summed sums). Raises Diverged on a non-finite loss."""
-        reusable = scores if scores is not None and scores.logp.requires_grad and not wants_logits else None
+        reusable = scores if scores is not None and scores.logp.requires_grad else None
         total, sums = torch.zeros((), device=seqs.ids.device), dict[str, Tensor]()
         with held_weights(self.model) if reusable is None else nullcontext():
-            for rows in self.passes(seqs, wants_logits=wants_logits):
-                found = reusable or self._forward(seqs.take(rows), wants_logits=wants_logits)
+            for rows in self.passes(seqs):
+                found = reusable or self._forward(seqs.take(rows))
                 loss, parts = loss_of(rows, found)
                 if not torch.isfinite(loss):
                     raise Diverged(f"the loss is {loss.item()}")

@@ -26,7 +26,6 @@ VERSION = "0.9.1"
 EXTRAS = frozenset({"ref_logp"})
 """Extras that the trainer can compute for a part."""
 HOOKS = {
-    "aux_loss": "verl's loss sees log-probs, no logits",
     "refit": "it wants the whole module in one process",
     "during_update": "verl's workers run their own passes",
     "update_lr_factor": "verl's workers step by their own schedule",
