@@ -155,7 +155,7 @@ def test_order_micro_batches_and_ranks_change_nothing(name: str) -> None:
         assert_exact(found, expected)
     c = updated(parts, logp, batch, algo)
     for pieces, ranks in ((order.split(5), 1), (torch.arange(12).split(1), 1), (order.split(6), 2)):
-        totals, losses = count_totals(batch.mask, c.keep, 4, ranks), list[Tensor]()
+        totals, losses = replace(count_totals(batch.mask, c.keep, 4), dp_size=ranks), list[Tensor]()
         for rows in pieces:
             some, kept = take_batch(batch, rows), take_correction(c, rows)
             more = own(parts, logp[rows], some, kept)
