@@ -25,17 +25,23 @@ VERL_FP8 = "fp8_block"
 def ours(question: Question, precision: str, correction: str, folder: str = "FOLDER") -> list[str]:
     """Words of `lowbit run`, `folder` the model's. Raises ValueError for a format that no method here samples in."""
     group = group_of(question.batch)
-    method = "bf16" if precision == "bf16" else "naive" if correction == NONE else "flashrl"
-    if precision.removesuffix(KV8) not in METHODS[method].precisions:
+    method = "bf16" if precision == "bf16" else "naive" if correction == NONE else _tis(precision)
+    if {precision, precision.removesuffix(KV8)}.isdisjoint(METHODS[method].precisions):
         raise ValueError(f"{precision}: {method} does not sample in it")
     several = ["trainer=verl", f"launch.gpus={min(question.gpus, NODE)}", f"launch.nodes={question.nodes}",
                *(["launch.ray_address=auto"] if question.nodes > 1 else [])]  # fmt: skip
     return [
-        f"method={method}", f"precision={precision}", *([f"knobs.TIS.cap={CAP}"] if method == "flashrl" else []),
+        f"method={method}", f"precision={precision}", *([f"knobs.TIS.cap={CAP}"] if correction != NONE else []),
         *of_folder(folder), "engine=vllm", *(several if question.gpus > 1 else []),
         "trainer.device=cuda", "engine.sleep=true", f"engine.max_new_tokens={question.length}",
         f"algo.num_prompts={question.batch // group}", f"algo.group_size={group}",
     ]  # fmt: skip
+
+
+def _tis(precision: str) -> str:
+    """The method that is truncated importance sampling in a format: with an FP8 cache the one that renews its scales,
+    as in the runs on word problems."""
+    return "fp8_rl" if precision.endswith(KV8) and precision in METHODS["fp8_rl"].precisions else "flashrl"
 
 
 def verl(question: Question, precision: str, correction: str, ways: int = 1) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from tests.studies.probe import made
 
 @pytest.mark.parametrize(
     ("precision", "correction", "method"),
-    [("bf16", "none", "bf16"), ("fp8_block", "none", "naive"), ("fp8_block+kv8", "TIS", "flashrl"),
-     ("int8", "TIS", "flashrl"), ("int4", "none", "naive"), ("nvfp4", "TIS", "flashrl")],
+    [("bf16", "none", "bf16"), ("fp8_block", "none", "naive"), ("fp8_block+kv8", "TIS", "fp8_rl"),
+     ("int8", "TIS", "flashrl"), ("int4", "none", "naive"), ("nvfp4", "TIS", "flashrl"),
+     ("fp8_block+kv8", "none", "naive"), ("int8+kv8", "TIS", "flashrl"), ("bf16+kv8", "TIS", "fp8_rl")],
 )  # fmt: skip
 @pytest.mark.parametrize("gpus", [1, 16])
 def test_our_words_are_a_run_of_the_recipe(
@@ -33,7 +34,7 @@ def test_our_words_are_a_run_of_the_recipe(
     assert config.engine.sleep and config.trainer.device == "cuda"
     assert config.trainer.name == ("local" if gpus == 1 else "verl")
     assert launch == ({} if gpus == 1 else {"gpus": 8, "nodes": 2, "ray_address": "auto"})
-    assert config.knobs.get("TIS", {}).get("cap") == (CAP if method == "flashrl" else None)
+    assert config.knobs.get("TIS", {}).get("cap") == (CAP if correction == "TIS" else None)
 
 
 def test_a_format_that_no_method_samples_in_is_refused() -> None:
