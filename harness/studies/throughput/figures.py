@@ -176,7 +176,7 @@ def _style(precision: str) -> dict[str, Any]:
 
 
 def _draw_line(ax: Axes, found: Sequence[tuple[int, float]], precision: str, marked: Collection[int]) -> None:
-    """A line with its markers, white inside where a point was disturbed."""
+    """A line with its markers, white inside where a point was disturbed or waits for the host."""
     style = _style(precision)
     ax.plot([x for x, _ in found], [y for _, y in found], **style)
     hollow = [(x, y) for x, y in found if x in marked]
@@ -256,7 +256,8 @@ def draw_length(sweep: Sweep, records: Records) -> Figure:
             rates = [(n, generation_tokens_per_s(record, batch, sweep.prompt, n)) for n in sweep.lengths]
             found = [(n, rate / 1e3) for n, rate in rates if rate is not None]
             if found:
-                marked = [at for own, at in disturbed_cells(record) if own == batch]
+                unclear = disturbed_cells(record) | host_bound_cells(record)
+                marked = [at for own, at in unclear if own == batch]
                 hollow = {n for n, _ in found if any(at <= reached(sweep, n) for at in marked)}
                 _draw_line(ax, found, precision, hollow)
         batch_axis(ax, sweep.lengths)
