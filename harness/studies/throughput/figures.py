@@ -123,7 +123,8 @@ def draw_map(sweep: Sweep, records: Records) -> Figure:
 
 
 def _finding(sweep: Sweep, clear: Mapping[str, Sequence[Any]]) -> str:
-    """The fastest format, by the median of its clear cells, at the smallest and at the largest batch that have some."""
+    """The fastest format, by the median of its clear cells, at the smallest and at the largest batch, where they have
+    some."""
     said: list[str] = []
     for column in (0, len(sweep.batches) - 1):
         found = {name: np.ma.concatenate([grid[:, column] for grid in grids]).compressed()
@@ -131,7 +132,10 @@ def _finding(sweep: Sweep, clear: Mapping[str, Sequence[Any]]) -> str:
         medians = {name: float(np.median(values)) for name, values in found.items() if len(values)}
         if medians:
             best = max(medians, key=lambda name: medians[name])
-            said.append(f"at batch {sweep.batches[column]} {best} decodes fastest ({medians[best]:.1f} x BF16)")
+            words = f"{best} decodes fastest ({medians[best]:.1f} x BF16)"
+            if medians[best] < 1:
+                words = f"no format decodes faster than BF16 (at most {medians[best]:.2f} x, {best})"
+            said.append(f"at batch {sweep.batches[column]} {words}")
     text = ",\n".join(dict.fromkeys(said))
     return text[:1].upper() + text[1:]
 
