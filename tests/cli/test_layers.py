@@ -24,7 +24,7 @@ def test_the_command_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureF
     alone = [row["k3"] for row in record["rows"][:-2]]
     assert len(alone) == 8 and worst(record)["k3"] == max(alone)
     assert row_named(record, "all but the worst")["k3"] < row_named(record, "all")["k3"]
-    assert main([*words[:4], "--answers", "2", "--name", "second", "--results", str(tmp_path)]) == 0
+    assert main([*words[:4], "--answers", "3", "--name", "second", "--results", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count(f"{BASE.name}, int8: ") == 1, "what was measured, without earlier records"
     assert main(["layers", "--results", str(tmp_path)]) == 0
     out = capsys.readouterr().out

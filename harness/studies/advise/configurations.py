@@ -22,28 +22,38 @@ VERL_FP8 = "fp8_block"
 """The format that verl's quantization=fp8 stands for."""
 
 
-def ours(question: Question, precision: str, correction: str, folder: str = "FOLDER") -> list[str]:
-    """Words of `lowbit run`, `folder` the model's. Raises ValueError for a format that no method here samples in."""
+def ours(question: Question, precision: str, correction: str, folder: str = "FOLDER", *, ways: int = 1) -> list[str]:
+    """Words of `lowbit run`, `folder` the model's, `ways` the GPUs of an engine. Raises ValueError for a format that no
+    method here samples in, and for a batch that its GPUs cannot share evenly."""
     group = group_of(question.batch)
-    method = "bf16" if precision == "bf16" else "naive" if correction == NONE else "flashrl"
-    if precision.removesuffix(KV8) not in METHODS[method].precisions:
+    method = "bf16" if precision == "bf16" else "naive" if correction == NONE else _tis(precision)
+    if {precision, precision.removesuffix(KV8)}.isdisjoint(METHODS[method].precisions):
         raise ValueError(f"{precision}: {method} does not sample in it")
+    _check_shared(question)
     several = ["trainer=verl", f"launch.gpus={min(question.gpus, NODE)}", f"launch.nodes={question.nodes}",
-               *(["launch.ray_address=auto"] if question.nodes > 1 else [])]  # fmt: skip
+               *(["launch.ray_address=auto"] if question.nodes > 1 else []),
+               *([f"launch.tensor_parallel={ways}"] if ways > 1 else [])]  # fmt: skip
     return [
-        f"method={method}", f"precision={precision}", *([f"knobs.TIS.cap={CAP}"] if method == "flashrl" else []),
+        f"method={method}", f"precision={precision}", *([f"knobs.TIS.cap={CAP}"] if correction != NONE else []),
         *of_folder(folder), "engine=vllm", *(several if question.gpus > 1 else []),
         "trainer.device=cuda", "engine.sleep=true", f"engine.max_new_tokens={question.length}",
         f"algo.num_prompts={question.batch // group}", f"algo.group_size={group}",
     ]  # fmt: skip
 
 
+def _tis(precision: str) -> str:
+    """The method that is truncated importance sampling in a format: with an FP8 cache the one that renews its scales,
+    as in the runs on word problems."""
+    return "fp8_rl" if precision.endswith(KV8) and precision in METHODS["fp8_rl"].precisions else "flashrl"
+
+
 def verl(question: Question, precision: str, correction: str, ways: int = 1) -> dict[str, Any]:
     """Dotted keys of verl's own configuration, with their values; `ways`: GPUs of an engine. Raises ValueError for a
-    format that verl does not sample in."""
+    format that verl does not sample in, and for a batch that its GPUs cannot share evenly."""
     base, is_kv8 = precision.removesuffix(KV8), precision.endswith(KV8)
     if base not in ("bf16", VERL_FP8):
         raise ValueError(f"its rollout.quantization takes fp8 and torchao, not {base}; our trainer=verl does it")
+    _check_shared(question)
     group, at = group_of(question.batch), "actor_rollout_ref.rollout."
     values: dict[str, Any] = {
         "algorithm.adv_estimator": "grpo",
@@ -66,18 +76,25 @@ def verl(question: Question, precision: str, correction: str, ways: int = 1) -> 
 
 
 def trl(question: Question, precision: str, correction: str, ways: int = 1) -> dict[str, Any]:
-    """Arguments of TRL's `GRPOConfig`; `ways`: GPUs of an engine. Raises ValueError for every format but BF16."""
+    """Arguments of TRL's `GRPOConfig`; `ways`: GPUs of an engine. Raises ValueError for every format but BF16,
+    and for a batch that its GPUs cannot share evenly."""
     if precision != "bf16":
         raise ValueError("GRPOConfig has no argument for a quantized rollout of a BF16 model")
+    _check_shared(question)
     group = group_of(question.batch)
-    own = max(1, question.batch // question.gpus)
     return {
         "use_vllm": True, "vllm_mode": "colocate", "vllm_tensor_parallel_size": ways, "vllm_enable_sleep_mode": True,
         "max_completion_length": question.length, "num_generations": group, "temperature": 1.0,
-        "per_device_train_batch_size": 1, "gradient_accumulation_steps": own, "bf16": True,
+        "per_device_train_batch_size": 1, "gradient_accumulation_steps": question.batch // question.gpus,
+        "bf16": True,
         "vllm_importance_sampling_correction": correction != NONE,
         "vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": CAP,
     }  # fmt: skip
+
+
+def _check_shared(question: Question) -> None:
+    if question.batch % question.gpus:
+        raise ValueError(f"{question.gpus} GPUs cannot share {question.batch} answers evenly; give another --batch")
 
 
 def group_of(batch: int) -> int:

@@ -66,7 +66,7 @@ def configurations(question: Question, recipe: Recipe) -> str:
     what = (question, recipe.precision, recipe.correction)
     written: dict[str, Callable[[], list[str]]] = {
         "lowbit, with your own task behind it, such as task=gsm8k task.path=FOLDER": lambda: [
-            "lowbit run " + " ".join(ours(*what))
+            "lowbit run " + " ".join(ours(*what, ways=ways))
         ],
         "verl 0.9.1, on top of your own keys": lambda: [f"{k}={quoted(v)}" for k, v in verl(*what, ways).items()],
         "TRL 1.16.0, arguments of GRPOConfig": lambda: [f"{k}={v!r}," for k, v in trl(*what, ways).items()],

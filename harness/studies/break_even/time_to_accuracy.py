@@ -70,10 +70,10 @@ def race(arm: Arm, control: Arm, rng: np.random.Generator) -> Race | None:
 
 def _by_base(arm: Arm) -> dict[Any, list[Floats]]:
     """Learning curves of its finished runs by base; without runs that were evaluated at their start and end alone:
-    when these reached an accuracy nobody saw."""
+    when these reached an accuracy nobody saw. A run that diverged counts however early it did."""
     found: dict[Any, list[Floats]] = {}
     for run in arm.runs:
-        if run.status in FINISHED and len(points := curve(run)) > 2:
+        if run.status in FINISHED and len(points := curve(run)) > (0 if run.status == "diverged" else 2):
             found.setdefault(run.base, []).append(points)
     return found
 

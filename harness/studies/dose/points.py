@@ -132,7 +132,8 @@ def predicted_runs(said: Mapping[str, Any]) -> frozenset[str] | None:
 
 def points(runs: Iterable[RunResult], series: Mapping[str, Mapping[str, Sequence[Any]]]) -> list[Point]:
     """The runs of a sweep that are corrected in the decoupled mode and have a control of equal base, seed and setting.
-    A run is stale where BF16 weights of earlier steps make its mismatch, and in no other case; a control never is."""
+    A run that stands where its control collapsed is left out. A run is stale where BF16 weights of earlier steps make
+    its mismatch, and in no other case; a control never is."""
     ended = [run for run in runs if run.status in FINISHED]
     aucs = {run.run_id: auc for run in ended if (auc := run.summary.get("auc")) is not None}
     usable = [run for run in ended if run.run_id in aucs]
@@ -153,16 +154,16 @@ def points(runs: Iterable[RunResult], series: Mapping[str, Mapping[str, Sequence
             or not math.isfinite(doses[DOSE])
         ):
             continue
-        start, end = run.summary.get("base_accuracy"), run.summary.get("final_accuracy")
+        has_collapsed = _has_collapsed(run)
+        if _has_collapsed(control) and not has_collapsed:  # its loss would be the control's
+            continue
         found.append(
             Point(
                 run_id=run.run_id, correction=correction, task=c["task"]["name"], precision=c["precision"]["name"],
                 length=c["task"]["n"] or 0, size=size_of(c["model"]["name"]), engine=c["engine"]["name"],
                 base=f"{c['model']['name']} {c['task']['name']} {c['task']['n']} {run.base_seed} {run.base.weights}",
                 loss=aucs[control.run_id] - aucs[run.run_id],
-                has_collapsed=is_collapsed(
-                    math.nan if start is None else start, math.nan if end is None else end, run.status == "diverged"
-                ),
+                has_collapsed=has_collapsed,
                 doses=doses,
                 kind=dosed[0], source=dosed[1], spread=c["model"]["spread"],
             )
@@ -249,6 +250,12 @@ def kind_of(c: Mapping[str, Any]) -> tuple[str, str] | None:
 def _is_control(run: RunResult) -> bool:
     c = run.config
     return c["method"] in CONTROLS and c["algo"]["mode"] == "decoupled" and kind_of(c) == (FORMAT, FLOOR)
+
+
+def _has_collapsed(run: RunResult) -> bool:
+    known = (run.summary.get(name) for name in ("base_accuracy", "final_accuracy"))
+    start, end = (math.nan if value is None else value for value in known)
+    return is_collapsed(start, end, run.status == "diverged")
 
 
 def _place(run: RunResult) -> str:

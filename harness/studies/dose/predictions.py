@@ -135,8 +135,8 @@ def probed_dose(records: Sequence[Mapping[str, Any]], sweep: str) -> Dose:
 
 def known_dose(runs: Sequence[Point], name: str) -> Dose:
     """Doses from the uncorrected runs of a sweep by name that did not collapse: medians by length, between lengths
-    straight in the logarithms, beyond them the k3 a token of the nearest. The result raises ValueError for a format,
-    task, size or engine that did not run."""
+    straight in the logarithms, beyond them the k3 a token of the nearest; a task without a size has one median. The
+    result raises ValueError for a format, task, size or engine that did not run."""
 
     def dose(cell: RunConfig) -> float:
         size, n = size_of(cell.model.name), cell.task.n or 1
@@ -146,8 +146,8 @@ def known_dose(runs: Sequence[Point], name: str) -> Dose:
         if not own:
             raise ValueError(f"dose: no run of {name} has {cell.precision.name} without a correction on "
                              f"task={what[0]}, model={size}, engine={what[2]}")  # fmt: skip
-        lengths = sorted({p.length for p in own})
-        by_length = [float(np.median([p.dose for p in own if p.length == at])) / at for at in lengths]
+        lengths = sorted({p.length or 1 for p in own})
+        by_length = [float(np.median([p.dose for p in own if (p.length or 1) == at])) / at for at in lengths]
         return n * float(np.exp(np.interp(np.log(n), np.log(lengths), np.log(by_length))))
 
     return dose

@@ -192,7 +192,8 @@ KINDS = (
 
 READING = (
     "A run has collapsed where it ends below half of the accuracy it started from, or diverged. Collapses are a rate "
-    "with its 95 % interval (Clopper and Pearson); every other number is over the runs that did not collapse.",
+    "with its 95 % interval (Clopper and Pearson); every other number is over the runs that did not collapse. A run "
+    "that stands where its BF16 run collapsed is left out: its loss would be the control's.",
     f"Intervals of the table by dose hold together, over all its rows, with {100 * LEVEL:g} % (Bonferroni; "
     f"cluster-robust, bases as clusters, Student's t); below {MIN_CLUSTERS} bases there is none.",
     "The dose of a loss is where a never-falling least-squares curve over all runs of the correction reaches it.",

@@ -109,22 +109,24 @@ def sentences(runs: Sequence[Trace], scores: Sequence[Score]) -> list[str]:
         said.append(f"No better than chance (recall below the {RATE:.0%} of false alarms): {', '.join(useless)}.")
     num_hidden = sum(run.kind == "hidden" for run in runs)
     if num_hidden:
-        best = sorted((s for s in signals if not math.isnan(s.hidden)), key=lambda s: -s.hidden)[:NUM_NAMED]
+        by_drop = 0.0 if drop is None else drop.hidden
+        best = sorted((s for s in signals if s.hidden > by_drop), key=lambda s: -s.hidden)[:NUM_NAMED]
         found = ", ".join(f"{s.name} in {_share(s.hidden)}" for s in best)
-        by_drop = "-" if drop is None else _share(drop.hidden)
         said.append(
             f"Of the {num_hidden} hidden losses "
             + (
-                f"the reward's drop alarms in {by_drop}, the best signals in more: {found}."
-                if drop is None or not best or best[0].hidden > drop.hidden
-                else f"no signal finds more than the reward's drop: {by_drop}."
+                f"the reward's drop alarms in {_share(by_drop)}, the best signals in more: {found}."
+                if best
+                else f"no signal finds more than the reward's drop: {_share(by_drop)}."
             )
         )
     known = [s.reference_alarms for s in signals if not math.isnan(s.reference_alarms)]
     if known:
+        middle = sorted(known)[len(known) // 2]
+        verdict = "is no alarm for other formats" if middle > RATE else "serves other formats, too"
         said.append(
-            "A threshold taken from bf16 and int8 runs is no alarm for other formats: the median signal then alarms in "
-            f"{_share(sorted(known)[len(known) // 2])} of their healthy runs."
+            f"A threshold taken from bf16 and int8 runs {verdict}: the median signal then alarms in {_share(middle)} "
+            "of their healthy runs."
         )
     return said
 

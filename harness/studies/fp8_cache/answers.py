@@ -22,7 +22,7 @@ from harness.models.checkpoint import check_folder, load_decoder
 from harness.models.decoder import Decoder, response_hidden
 from harness.numerics.formats import Format, format_named
 from harness.objective.loss import log_ratio
-from harness.records.stats import mean_interval
+from harness.records.stats import MIN_CLUSTERS, mean_interval
 from harness.start.prepare import task_of
 from harness.studies.fp8_cache.attention import Counts
 from harness.tasks import Task, token_ids
@@ -71,13 +71,21 @@ def policy_of(folder: Path, words: Sequence[str]) -> tuple[RunConfig, Task, Deco
     return config, task_of(config), load_decoder(folder)
 
 
-def prompts_of(task: Task, num_answers: int) -> list[tuple[int, ...]]:
-    """Prompts of the first `num_answers` held-out questions. Raises ValueError where the task has fewer."""
-    if task.num_eval is not None and num_answers > task.num_eval:
+def check_questions(task: Task, count: int, option: str) -> None:
+    """Raises ValueError, naming the option, for so few questions that a mean has no interval, and for more than the
+    task has held out."""
+    if count < MIN_CLUSTERS:
+        raise ValueError(f"{option}={count}: an interval takes at least {MIN_CLUSTERS} questions")
+    if task.num_eval is not None and count > task.num_eval:
         raise ValueError(
-            f"--answers={num_answers}: task {task.name} has {task.num_eval} held-out questions; valid: 1 to "
+            f"{option}={count}: task {task.name} has {task.num_eval} held-out questions; valid: {MIN_CLUSTERS} to "
             f"{task.num_eval}"
         )
+
+
+def prompts_of(task: Task, num_answers: int) -> list[tuple[int, ...]]:
+    """Prompts of the first `num_answers` held-out questions. Raises ValueError as `check_questions` does."""
+    check_questions(task, num_answers, "--answers")
     return [item.prompt for item in task.sample("eval", range(num_answers))]
 
 

@@ -12,7 +12,7 @@ from harness.foundation.writable import check_writable
 from harness.models.checkpoint import check_folder, content_hash, load_decoder
 from harness.records.json_rows import read_json_records, write_json_rows
 from harness.records.paths import fp8_cache_folder
-from harness.studies.fp8_cache.answers import policy_of
+from harness.studies.fp8_cache.answers import check_questions, policy_of
 from harness.studies.fp8_cache.study import CALIBRATION, FIRST, Tell, accuracies, compare
 
 Record = dict[str, Any]
@@ -25,13 +25,16 @@ def measure(
     samples: tuple[int, int] | None, tell: Tell, results: Path,
 ) -> Record:  # fmt: skip
     """The record of one model folder. `first`: the folder whose weights were loaded first. `samples`: prompts, and
-    answers to each, for accuracies. Raises ValueError for a bad folder or override, and for a results folder that
-    cannot be written, before anything is measured."""
+    answers to each, for accuracies. Raises ValueError for a bad folder or override, for too few or too many questions,
+    and for a results folder that cannot be written, before anything is measured."""
     config, task, model = policy_of(folder, overrides)
     if first is not None:
         check_folder(first)
     if task.num_train is not None and task.num_train < CALIBRATION:
         raise ValueError(f"task={task.name}: {task.num_train} training questions, {CALIBRATION} are calibrated on")
+    check_questions(task, num_answers, "--answers")
+    if samples is not None:
+        check_questions(task, samples[0], "--accuracy")
     check_writable(fp8_cache_folder(results), "--results")
     earlier = None if first is None else load_decoder(first)
     found = compare(model, task, first=earlier, num_answers=num_answers, is_scanned=is_scanned, tell=tell)

@@ -62,10 +62,13 @@ def sentences(record: Record) -> list[str]:
             f"{name}: other processes held {others:.0f} GiB of the GPU, so its rates are not those of a GPU alone."
         )
     found.append(f"{name}: the floor, {FLOOR} sampled twice, has a k3 of {' and '.join(f'{x:.2g}' for x in floor)}.")
-    low = [row["name"] for row in rows if row["precision"] != FLOOR and not is_above_floor(row, record)]
-    if low:
-        found.append(f"{name}: not told apart from the floor: {', '.join(low)}.")
     above = {row["name"]: row["mismatch"]["kl_k3"] for row in rows if is_above_floor(row, record)}
+    below = [row["name"] for row in rows if is_below_floor(row, record)]
+    alike = [row["name"] for row in rows if row["precision"] != FLOOR and row["name"] not in (*above, *below)]
+    if below:
+        found.append(f"{name}: below the floor: {', '.join(below)}.")
+    if alike:
+        found.append(f"{name}: not told apart from the floor: {', '.join(alike)}.")
     if above:
         ordered = sorted(above, key=lambda row: above[row])
         if max(floor) > 0:
@@ -89,6 +92,15 @@ def is_above_floor(row: Mapping[str, Any], record: Record) -> bool:
     floor = [_or(other["k3_high"], other["mismatch"]["kl_k3"]) for other in record["formats"]
              if other["precision"] == FLOOR]  # fmt: skip
     return _or(row["k3_low"], row["mismatch"]["kl_k3"]) > max(floor)
+
+
+def is_below_floor(row: Mapping[str, Any], record: Record) -> bool:
+    """Is the whole interval of a format's k3 below that of every floor row? Without intervals the values decide."""
+    if row["precision"] == FLOOR:
+        return False
+    floor = [_or(other["k3_low"], other["mismatch"]["kl_k3"]) for other in record["formats"]
+             if other["precision"] == FLOOR]  # fmt: skip
+    return _or(row["k3_high"], row["mismatch"]["kl_k3"]) < min(floor)
 
 
 def tables(records: Sequence[Record]) -> list[Table]:

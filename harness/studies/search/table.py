@@ -19,7 +19,7 @@ from harness.foundation.number_cell import with_interval
 from harness.foundation.whole_file import write_atomic
 from harness.records.paths import searches_folder, tables_folder
 from harness.records.run_result import RunResult
-from harness.records.stats import further_seeds, paired, verdict
+from harness.records.stats import Difference, Verdict, further_seeds, paired, verdict
 from harness.studies.search.confirm import (
     Contender,
     Trials,
@@ -33,7 +33,7 @@ from harness.studies.search.confirm import (
 )
 from harness.studies.search.pruning import oriented
 from harness.studies.search.space import cell_of, text
-from harness.studies.search.spec import Search
+from harness.studies.search.spec import Objective, Search
 from harness.studies.search.store import open_studies
 from harness.studies.search.trials import complete_trials, has_failed, is_feasible, metrics_of
 
@@ -95,7 +95,7 @@ def _answer(
         "better": "it is better",
         "worse": "it is worse",
         "cannot tell": "which does not tell them apart",
-    }[verdict(d.low, d.high)]
+    }[_verdict(d, search.objectives[0])]
     lead_words = f"In the search it was {lead:+.3f}." if math.isfinite(lead) else "In the search one was given up."
     lead_words = "" if control is None else lead_words
     more = f" (about {further_seeds(d.sd, d.num_pairs)} more seeds would)" if said.startswith("which") else ""
@@ -126,7 +126,7 @@ def fresh_section(
     rows = list[list[str]]()
     for contender in found:
         base = compared_with(contender.share, found)
-        gap = "" if base is None or base.name == contender.name else _gap(contender, base, records, first)
+        gap = _gap(contender, base, records, search.objectives[0])
         mine = records[contender.name]
         number = "" if contender.number is None else str(contender.number)
         ended = f"{sum(r.status == 'ok' for r in mine.values())} of {len(search.confirm.seeds)}"
@@ -145,9 +145,18 @@ def _mean(records: Mapping[int, RunResult], metric: str) -> str:
     return with_interval(d.mean, d.low, d.high, ".4g")
 
 
-def _gap(contender: Contender, base: Contender, records: Mapping[str, Mapping[int, RunResult]], metric: str) -> str:
-    d = compared(records[contender.name], records[base.name], metric)
-    return "-" if math.isnan(d.low) else f"{with_interval(d.mean, d.low, d.high, '+.3f')} ({verdict(d.low, d.high)})"
+def _gap(
+    contender: Contender, base: Contender | None, records: Mapping[str, Mapping[int, RunResult]], objective: Objective
+) -> str:
+    if base is None or base.name == contender.name:
+        return ""
+    d = compared(records[contender.name], records[base.name], objective.metric)
+    return "-" if math.isnan(d.low) else f"{with_interval(d.mean, d.low, d.high, '+.3f')} ({_verdict(d, objective)})"
+
+
+def _verdict(d: Difference, objective: Objective) -> Verdict:
+    """Verdict on a difference of an objective: a lower one is better where it is minimized."""
+    return verdict(d.low, d.high) if objective.direction == "maximize" else verdict(-d.high, -d.low)
 
 
 def trials_section(search: Search, studies: Mapping[str, Study]) -> list[str]:

@@ -123,7 +123,8 @@ def draw_map(sweep: Sweep, records: Records) -> Figure:
 
 
 def _finding(sweep: Sweep, clear: Mapping[str, Sequence[Any]]) -> str:
-    """The fastest format, by the median of its clear cells, at the smallest and at the largest batch that have some."""
+    """The fastest format, by the median of its clear cells, at the smallest and at the largest batch, where they have
+    some."""
     said: list[str] = []
     for column in (0, len(sweep.batches) - 1):
         found = {name: np.ma.concatenate([grid[:, column] for grid in grids]).compressed()
@@ -131,7 +132,10 @@ def _finding(sweep: Sweep, clear: Mapping[str, Sequence[Any]]) -> str:
         medians = {name: float(np.median(values)) for name, values in found.items() if len(values)}
         if medians:
             best = max(medians, key=lambda name: medians[name])
-            said.append(f"at batch {sweep.batches[column]} {best} decodes fastest ({medians[best]:.1f} x BF16)")
+            words = f"{best} decodes fastest ({medians[best]:.1f} x BF16)"
+            if medians[best] < 1:
+                words = f"no format decodes faster than BF16 (at most {medians[best]:.2f} x, {best})"
+            said.append(f"at batch {sweep.batches[column]} {words}")
     text = ",\n".join(dict.fromkeys(said))
     return text[:1].upper() + text[1:]
 
@@ -176,7 +180,7 @@ def _style(precision: str) -> dict[str, Any]:
 
 
 def _draw_line(ax: Axes, found: Sequence[tuple[int, float]], precision: str, marked: Collection[int]) -> None:
-    """A line with its markers, white inside where a point was disturbed."""
+    """A line with its markers, white inside where a point was disturbed or waits for the host."""
     style = _style(precision)
     ax.plot([x for x, _ in found], [y for _, y in found], **style)
     hollow = [(x, y) for x, y in found if x in marked]
@@ -256,7 +260,8 @@ def draw_length(sweep: Sweep, records: Records) -> Figure:
             rates = [(n, generation_tokens_per_s(record, batch, sweep.prompt, n)) for n in sweep.lengths]
             found = [(n, rate / 1e3) for n, rate in rates if rate is not None]
             if found:
-                marked = [at for own, at in disturbed_cells(record) if own == batch]
+                unclear = disturbed_cells(record) | host_bound_cells(record)
+                marked = [at for own, at in unclear if own == batch]
                 hollow = {n for n, _ in found if any(at <= reached(sweep, n) for at in marked)}
                 _draw_line(ax, found, precision, hollow)
         batch_axis(ax, sweep.lengths)

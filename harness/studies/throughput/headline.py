@@ -1,6 +1,7 @@
 """The figure of a throughput map for a README: decode rate over BF16 by batch, its title computed from the records.
 
 Left out: sizes where a cell of this context waited for the host or was disturbed, and sizes with a format unmeasured.
+Maps without an 8-bit format have no such figure.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from harness.studies.throughput.tables import shown_length
 from harness.studies.throughput.waiting import host_bound_cells
 
 FOUR_BIT = ("nvfp4", "int4", "mxfp4", "nf4")
-"""Formats with weights of 4 bits and inputs of 16; every other one that is drawn has 8 bits."""
+"""Formats with weights of 4 bits and inputs of 16."""
+WIDE = ("fp16", "bf16+kv8")
+"""Formats with weights of 16 bits; every other one that is drawn has 8."""
 NAMES = {
     "fp8_block": "block FP8",
     "fp8_block+kv8": "block FP8, FP8 cache",
@@ -36,7 +39,9 @@ Ratios = Mapping[str, Mapping[str, Mapping[int, float]]]
 
 def quiet_ratios(sweep: Sweep, records: Records) -> Ratios:
     """The ratios at the context that is shown, of the sizes where all formats were measured and none was disturbed,
-    smallest first."""
+    smallest first; none without an 8-bit format."""
+    if not any(map(_has_8_bits, sweep.precisions)):
+        return {}
     length, found = shown_length(sweep), dict[str, dict[str, dict[int, float]]]()
     for size in in_order(sweep.sizes):
         every = [records.get(f"{size}-{precision}", {}) for precision in sweep.precisions]
@@ -51,6 +56,10 @@ def quiet_ratios(sweep: Sweep, records: Records) -> Ratios:
     return found
 
 
+def _has_8_bits(precision: str) -> bool:
+    return precision not in (BASELINE, *FOUR_BIT, *WIDE)
+
+
 def title(ratios: Ratios) -> str:
     """Title of the figure: the range of 8-bit formats, and which 4-bit format is ahead of them, up to which batch.
 
@@ -60,7 +69,7 @@ def title(ratios: Ratios) -> str:
     batches = sorted(set[int].intersection(*(set(cells) for cells in formats))) if formats else []
     if not batches:
         raise ValueError("no batch is measured at every size and format")
-    eight = [[size[name] for name in size if name not in FOUR_BIT] for size in ratios.values()]
+    eight = [[size[name] for name in size if _has_8_bits(name)] for size in ratios.values()]
     values = [cells[batch] for cells_of in eight for cells in cells_of for batch in batches]
     names = [size.upper() for size in ratios]
     where = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.foundation.markdown_table import markdown_table
 from harness.foundation.number_cell import number_cell
+from harness.foundation.span import span
 from harness.studies.throughput.cost import Point, curve, generation_s, integral
 from harness.studies.throughput.map_cells import Records
 from harness.studies.throughput.plan import Sweep, engine_specs
@@ -84,11 +85,10 @@ def _where(check: Mapping[str, Any], points: Sequence[Point], seconds: float) ->
         parts.append(f"; {check['collecting_s']:.1f} s went into {check['num_collections']} garbage collections")
     shares = [step["step_ms"] / own for step in check["steps"] if (own := step_at(points, step["context"]))]
     if shares:
-        close = sum(abs(share - 1) < CLOSE for share in shares)
-        parts.append(
-            f". Of {len(shares)} stretches {close} take what the map says within {100 * CLOSE:.0f} %, the others up to "
-            f"{100 * (max(shares) - 1):.0f} % more"
-        )
+        others = [100 * (share - 1) for share in shares if abs(share - 1) >= CLOSE]
+        close = len(shares) - len(others)
+        parts.append(f". Of {len(shares)} stretches {close} take what the map says within {100 * CLOSE:.0f} %")
+        parts += [f", the others {span(min(others), max(others), '+.0f')} %"] if others else []
     parts.append(
         ". The map integrates medians, a generation adds up every step: what a neighbour on the host or the collector "
         "of garbage takes now and then counts in the latter alone. Tokens are not turned into text in either."

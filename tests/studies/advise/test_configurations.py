@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from tests.studies.probe import made
 
 @pytest.mark.parametrize(
     ("precision", "correction", "method"),
-    [("bf16", "none", "bf16"), ("fp8_block", "none", "naive"), ("fp8_block+kv8", "TIS", "flashrl"),
-     ("int8", "TIS", "flashrl"), ("int4", "none", "naive"), ("nvfp4", "TIS", "flashrl")],
+    [("bf16", "none", "bf16"), ("fp8_block", "none", "naive"), ("fp8_block+kv8", "TIS", "fp8_rl"),
+     ("int8", "TIS", "flashrl"), ("int4", "none", "naive"), ("nvfp4", "TIS", "flashrl"),
+     ("fp8_block+kv8", "none", "naive"), ("int8+kv8", "TIS", "flashrl"), ("bf16+kv8", "TIS", "fp8_rl")],
 )  # fmt: skip
 @pytest.mark.parametrize("gpus", [1, 16])
 def test_our_words_are_a_run_of_the_recipe(
@@ -33,7 +35,7 @@ def test_our_words_are_a_run_of_the_recipe(
     assert config.engine.sleep and config.trainer.device == "cuda"
     assert config.trainer.name == ("local" if gpus == 1 else "verl")
     assert launch == ({} if gpus == 1 else {"gpus": 8, "nodes": 2, "ray_address": "auto"})
-    assert config.knobs.get("TIS", {}).get("cap") == (CAP if method == "flashrl" else None)
+    assert config.knobs.get("TIS", {}).get("cap") == (CAP if correction == "TIS" else None)
 
 
 def test_a_format_that_no_method_samples_in_is_refused() -> None:
@@ -65,6 +67,18 @@ def test_trl_takes_the_arguments_of_a_recipe() -> None:
     for precision in ("fp8_block", "int8"):
         with pytest.raises(ValueError, match="no argument for a quantized rollout of a BF16 model"):
             trl(question(), precision, "none")
+
+
+def test_an_engine_over_several_gpus_is_one_in_our_words() -> None:
+    words = ours(question(gpus=8), "fp8_block", "TIS", ways=2)
+    assert words[words.index("launch.nodes=1") + 1] == "launch.tensor_parallel=2"
+    assert not any("tensor_parallel" in word for word in ours(question(gpus=8), "fp8_block", "TIS"))
+
+
+@pytest.mark.parametrize("settings", [ours, verl, trl])
+def test_a_batch_that_gpus_cannot_share_is_refused(settings: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"^24 GPUs cannot share 100 answers evenly; give another --batch$"):
+        settings(question(gpus=24, batch=100), "bf16", "none")
 
 
 @pytest.mark.parametrize(("batch", "group"), [(512, 8), (12, 4), (6, 2), (7, 7), (1, 1)])

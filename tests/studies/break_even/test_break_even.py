@@ -275,6 +275,18 @@ def test_every_base_has_a_target_of_its_own() -> None:
     assert race(arms[1], arms[0], np.random.default_rng(0)) is None
 
 
+def test_a_run_that_diverged_at_once_never_arrives() -> None:
+    """Three runs reach the accuracy and one diverges after its first evaluation: it counts among the runs."""
+    control = [record("bf16", "s", 64, base) for base in range(4)]
+    arm = [record("fp8_block", "s", 64, base) for base in range(4)]
+    first = arm[3].evals[:1]
+    arm[3] = arm[3].model_copy(update={"status": "diverged", "evals": first})
+    arms = group_arms([*control, *arm])
+    found = race(arms[1], arms[0], np.random.default_rng(0))
+    assert found is not None and (found.reached, found.runs, found.ratio) == (3, 4, pytest.approx(1))
+    assert math.isinf(found.high)
+
+
 def test_files_are_written(tmp_path: Path) -> None:
     written = report.write(sweep(), tmp_path / "tables", tmp_path / "figures", "size")
     assert [path.name for path in written] == ["size_break_even.md", "break_even.png"]

@@ -107,6 +107,14 @@ def test_collapse_is_half_of_the_start_or_divergence() -> None:
     }  # fmt: skip
 
 
+def test_a_run_that_stands_where_its_control_collapsed_is_left_out() -> None:
+    control = made.run("s", "bf16", "bf16", auc=0.3, end=0.1)
+    runs = [made.run("s", "naive", "int4", auc=0.5, end=0.5), made.run("s", "naive", "nvfp4", auc=0.2, end=0.1)]
+    assert {p.precision: (p.has_collapsed, round(p.loss, 6)) for p in found(control, *runs).values()} == {
+        "nvfp4": (True, 0.1)
+    }
+
+
 @pytest.mark.parametrize(
     ("method", "changes", "name"),
     [

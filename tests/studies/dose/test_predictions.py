@@ -177,6 +177,12 @@ def test_doses_of_runs_by_hand(cells: tuple[RunConfig, ...]) -> None:
         dose(replace(cell, precision=replace(cell.precision, name="nvfp4")))
 
 
+def test_a_task_without_a_size_has_one_dose(cells: tuple[RunConfig, ...]) -> None:
+    runs = [made.point(0.0, dose, length=0) for dose in (0.1, 0.16, 9.0)]
+    cell = next(c for c in cells if c.precision.name == "int4")
+    assert known_dose(runs, "earlier")(replace(cell, task=replace(cell.task, n=None))) == pytest.approx(0.16)
+
+
 def test_predictions_are_written_once(tmp_path: Path, cells: tuple[RunConfig, ...]) -> None:
     found = predict(known(), "twelve", cells, probed_dose([probe()], "twelve"), {"probe": "abc"})
     path = write_predictions(tmp_path, found)

@@ -164,6 +164,20 @@ def test_every_sentence_ends() -> None:
     assert all(line.endswith(".") for line in said)
 
 
+def test_sentences_name_signals_that_find_more_alone_and_a_threshold_that_serves() -> None:
+    values: dict[str, Any] = dict.fromkeys(scores.Score.__dataclass_fields__, 0.5)
+    shares = {"reward drop": 0.5, "k3 (level)": 0.6, "|d| p99 (level)": 0.7, "entropy up (level)": 0.4}
+    found = [scores.Score(**values | {"name": name, "hidden": share}) for name, share in shares.items()]
+    runs = [replace(trace(1.0, 0), kind="hidden")]
+    said = report.sentences(runs, found)
+    assert ("Of the 1 hidden losses the reward's drop alarms in 50%, the best signals in more: |d| p99 (level) in 70%, "
+            "k3 (level) in 60%.") in said  # fmt: skip
+    words = "A threshold taken from bf16 and int8 runs {}: the median signal then alarms in {} of their healthy runs."
+    assert said[-1] == words.format("is no alarm for other formats", "50%")
+    said = report.sentences(runs, [replace(s, reference_alarms=0.08) for s in found])
+    assert said[-1] == words.format("serves other formats, too", "8%")
+
+
 def test_hidden_losses_can_be_counted_by_their_reward() -> None:
     hidden = replace(trace(1.0, 0), kind="hidden", reward_kind="declining")
     assert [run.kind for run in scores.by_reward([hidden, trace(1.0, 1)])] == ["declining", "healthy"]

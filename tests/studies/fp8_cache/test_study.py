@@ -64,6 +64,23 @@ def test_a_record_has_the_rules_in_order_and_stands_on_the_page(tmp_path: Path) 
     assert "| small | 1, K |" in page([again]) and f"k3 is {k3['1, K']:.2g} where keys" in sentences([again])[0]
 
 
+@pytest.mark.parametrize(
+    ("num_answers", "samples", "words"),
+    [(2, None, "--answers=2: an interval takes at least 3 questions"),
+     (12, (1, 64), "--accuracy=1: an interval takes at least 3 questions")],
+)  # fmt: skip
+def test_too_few_questions_for_an_interval_are_refused_before_anything_is_measured(
+    tmp_path: Path, num_answers: int, samples: tuple[int, int] | None, words: str
+) -> None:
+    told: list[str] = []
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        measure(
+            BASE, WORDS, name="small", first=None, num_answers=num_answers, is_scanned=False, samples=samples,
+            tell=told.append, results=tmp_path,
+        )  # fmt: skip
+    assert told == [] and list(tmp_path.iterdir()) == []
+
+
 def test_missing_records_and_damaged_ones_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no record yet"):
         read_all(tmp_path)

@@ -107,9 +107,11 @@ def test_what_it_does_not_take() -> None:
         places(decoder(QWEN3), Plan(rollout_weights=format_named("bf16")))
 
 
-def test_more_answers_than_a_task_has_questions_are_refused() -> None:
+def test_fewer_answers_than_an_interval_takes_and_more_than_there_are_questions_are_refused() -> None:
     task = build_task("sort", {})
     assert len(prompts_of(task, 3)) == 3
     object.__setattr__(task, "num_eval", 16)
-    with pytest.raises(ValueError, match=r"^--answers=32: task sort has 16 held-out questions; valid: 1 to 16$"):
+    with pytest.raises(ValueError, match=r"^--answers=32: task sort has 16 held-out questions; valid: 3 to 16$"):
         prompts_of(task, 32)
+    with pytest.raises(ValueError, match=r"^--answers=2: an interval takes at least 3 questions$"):
+        prompts_of(task, 2)

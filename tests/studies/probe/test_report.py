@@ -26,6 +26,16 @@ def test_formats_are_told_apart_from_the_floor_by_their_intervals() -> None:
     ]
 
 
+def test_a_format_below_the_floor_says_so() -> None:
+    """The floor's intervals begin at 5e-5 at the least."""
+    finer = made.row("fp16", 1e-5, 1e-6)
+    assert sentences(made.record(finer, LOW, HIGH))[1:3] == [
+        "base: below the floor: fp16.", "base: not told apart from the floor: w8a16.",
+    ]  # fmt: skip
+    record = made.record(made.row("fp16", 4.8e-5, 3e-6), LOW)
+    assert sentences(record)[1] == "base: not told apart from the floor: fp16, w8a16."
+
+
 def test_untrained_weights_say_so_first() -> None:
     assert sentences(made.record(HIGH, is_untrained=True))[0].startswith("base: untrained, so costs alone count")
 

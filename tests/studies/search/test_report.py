@@ -66,6 +66,19 @@ def test_the_table_says_what_was_found_in_a_sentence(results):
     assert len(study["trials"]) == 30 and len(study["confirmation"]["best tis"]) == 4
 
 
+def test_of_a_metric_that_is_minimized_a_lower_value_is_better(tmp_path):
+    """k3 grows with eps_high: 0.1 at the default of 0.28."""
+    objectives = [{"metric": "k3_median", "direction": "minimize"}]
+    search = toy_search(budget={"trials": 16}, confirm={"seeds": [5, 6, 7]}, sampler={"name": "random"},
+                        pruner={"alpha": 0}, objectives=objectives, constraint=None)  # fmt: skip
+    run_search(search, tmp_path, 1, lambda event: None, runner=FakeRunner(), afterwards=submit)
+    text = write_tables(search, tmp_path)[0].read_text(encoding="utf-8")
+    (said,) = (line for line in text.splitlines() if line.startswith("* "))
+    assert "On 3 fresh seeds its k3_median is -0.0" in said and "against tis default: it is better. " in said
+    (row,) = (line for line in text.splitlines() if line.startswith("| best |"))
+    assert row.endswith("] (better) | 3 of 3 |")
+
+
 def test_trials_that_tie_for_the_best_are_counted(tmp_path):
     search = toy_search(budget={"trials": 4}, confirm={"seeds": [5]}, sampler={"name": "random"}, pruner={"alpha": 0})
     runner = FakeRunner(lambda config: {"auc": 0.5, "k3_median": 0.1})

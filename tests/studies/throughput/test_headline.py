@@ -46,6 +46,13 @@ def test_the_title_follows_from_the_ratios() -> None:
         title({"7b": {"int8": {1: 1.0}, "int4": {8: 1.0}}})
 
 
+def test_a_map_without_an_8_bit_format_has_no_such_figure_and_16_bits_are_not_8(tmp_path: Path) -> None:
+    four = made.sweep(tmp_path, made.YAML.replace("[bf16, int8, int4]", "[bf16, int4]"))
+    assert quiet_ratios(four, made.records(four)) == {}
+    ratios = {"7b": {"fp16": {1: 1.02}, "int8": {1: 1.31}, "int4": {1: 1.2}}}
+    assert title(ratios) == "At 7B 8-bit rollouts decode 1.3 to 1.3 times as fast as BF16 up to batch 1"
+
+
 def test_the_figure_draws_the_ratios(tmp_path: Path) -> None:
     """A line per format with the ratios as its points, under the title."""
     sweep = made.sweep(tmp_path)

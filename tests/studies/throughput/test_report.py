@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from harness.studies.throughput.figures import compared_sizes, draw_crossing, draw_map, ratio_grid
+from harness.studies.throughput.figures import compared_sizes, draw_crossing, draw_length, draw_map, ratio_grid
 from harness.studies.throughput.plan import Sweep
 from harness.studies.throughput.records import Record
 from harness.studies.throughput.report import check_measured, markdown, write
@@ -115,6 +116,27 @@ def test_figures_hatch_and_hollow_what_was_disturbed(tmp_path: Path) -> None:
     assert hollow(made.records(sweep)) == [0, 0]
 
 
+def test_the_figure_of_lengths_hollows_what_waits_for_the_host(tmp_path: Path) -> None:
+    """INT8 of the 0.5B idles most of a step at batch 64 and the shortest context, on which every generation rests."""
+    sweep = made.sweep(tmp_path)
+    records = made.records(sweep)
+    parts = {"step_ms": 1.0, "forward_ms": 0.05, "sampling_ms": 0.05, "host_ms": 0.9}
+    records["0.5b-int8"]["breakdown"] = {"64": parts}
+    hollow = [line for ax in draw_length(sweep, records).axes for line in ax.lines
+              if line.get_markerfacecolor() == "white"]  # fmt: skip
+    (line,) = hollow
+    assert np.array_equal(line.get_xdata(), sweep.lengths)
+
+
+def test_the_title_of_the_map_names_the_fastest_or_says_that_none_is_faster(tmp_path: Path) -> None:
+    """INT4 of the 7B: 1.73, 1.61 and 1.31 by context at batch 1, 0.51 and 0.53 at batch 64."""
+    sweep = made.sweep(tmp_path, made.YAML.replace("[bf16, int8, int4]", "[bf16, int4]"))
+    assert draw_map(sweep, made.records(sweep)).get_suptitle() == (
+        "At batch 1 int4 decodes fastest (1.6 x BF16),\n"
+        "at batch 64 no format decodes faster than BF16 (at most 0.52 x, int4)"
+    )
+
+
 def test_sizes_with_nothing_but_bf16_have_no_panel(tmp_path: Path) -> None:
     """Unless there is nothing else at all."""
     sweep = made.sweep(tmp_path)
@@ -134,9 +156,14 @@ def test_a_generation_is_compared_with_the_map_by_context(tmp_path: Path) -> Non
     assert "28.0 s; the map says 25.0 s (-10.6 %)." in text
     assert "Of the difference of 3.0 s, 2.0 s lie outside the steps" in text
     assert "and 1.0 s within them" in text
-    assert "Of 2 stretches 1 take what the map says within 1 %, the others up to 10 % more" in text
+    assert "Of 2 stretches 1 take what the map says within 1 %, the others +10 %." in text
     assert "| 1000 | 5.500 | - | 5.000 | +10.0 % | - |" in text
     assert "garbage collections" not in text
+    mixed = [*steps, {"context": 2000, "step_ms": 6 * 0.8}]
+    text = "\n".join(check_lines("7b-bf16", check | {"steps": mixed}, records))
+    assert "Of 3 stretches 1 take what the map says within 1 %, the others -20 to +10 %." in text
+    text = "\n".join(check_lines("7b-bf16", check | {"steps": steps[1:]}, records))
+    assert "Of 1 stretches 1 take what the map says within 1 %. The map integrates medians" in text
     windows = [{"context": 512, "step_ms": 5.0, "median_ms": 4.524}]
     full = check | {"windows": windows, "collecting_s": 0.4, "num_collections": 7}
     text = "\n".join(check_lines("7b-bf16", full, records))
