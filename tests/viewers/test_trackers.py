@@ -63,8 +63,9 @@ def test_results_import_logs_packed_sweeps_and_says_how_many(
     assert {"bf16 bf16, seed 0", "naive int4, seed 0", "flashrl int4, seed 0"} <= set(runs(results))
     assert main(["results", "import", "--results", str(results)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "logged 0 runs to mlflow"
-    assert main(["results", "import", "--no-tracking", "--results", str(results)]) == 0
-    assert "logged" not in capsys.readouterr().out
+    assert main(["results", "import", "--no-tracking", "--results", str(results)]) == 2
+    said = "results import: --no-tracking leaves nothing to do; give a source, or a tracker"
+    assert said in capsys.readouterr().err
 
 
 def test_results_import_fails_where_a_tracker_is_off(
