@@ -24,6 +24,8 @@ from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from harness.foundation.own_process import code_path
 from harness.foundation.provenance import ROOT
 from harness.foundation.visible_gpus import visible_gpus
@@ -48,6 +50,8 @@ QUIET = {
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Environment of a cluster of this machine alone: Ray then listens on the loopback address only."""
 OBJECT_STORE_BYTES = 256 * 2**20
+GONE_S = 60.0
+"""Seconds to wait for the processes of a cluster of this machine before the folder that they write into is deleted."""
 
 
 class RayJob:
@@ -183,18 +187,22 @@ def _cluster(jobs: Sequence[Job], workers: int, address: str | None) -> Iterator
     else:
         # Paths of sockets are short: a temporary folder of the user's choice may be too deep.
         with tempfile.TemporaryDirectory(prefix="lowbit-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+            others = set(psutil.Process().children(recursive=True))
             with chdir(folder):
                 ray.init(
                     num_cpus=workers * max((job.launch.threads for job in jobs), default=1),
                     num_gpus=len(visible_gpus()), include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES,
                     _temp_dir=folder,
-                    _system_config={"memory_monitor_refresh_ms": 0},  # it would kill the worker, not the cell
+                    # The monitor would kill the worker, not the cell. Cells are as urgent as what else runs here.
+                    _system_config={"memory_monitor_refresh_ms": 0, "worker_niceness": 0},
                     **quiet,
                 )  # fmt: skip
             try:
                 yield folder
             finally:
+                family = set(psutil.Process().children(recursive=True)) - others
                 ray.shutdown()
+                psutil.wait_procs(family, timeout=GONE_S)
 
 
 def _knock(address: str) -> None:
