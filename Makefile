@@ -1,4 +1,4 @@
-# Every target works from a bare clone: `setup` comes first, and costs a file read when nothing changed.
+# Every target works from a bare clone: `setup` comes first, and reads three small files when nothing changed.
 # Variables: NAME (of a sweep, a search, a figure or an oracle), ARGS (passed on to the command), EXTRAS (extras of pyproject.toml),
 # PYTHON (the interpreter to build .venv on).
 

