@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -72,7 +73,7 @@ def resolve(lock: Lock, known: str) -> str:
         command += [word for extra in lock.extras for word in ("--extra", extra)]
         command += [str(ROOT / "requirements" / lock.requirements)] if lock.requirements else []
         if subprocess.run(command, cwd=folder).returncode:
-            sys.exit(f"lock: no solution for {lock}")
+            sys.exit(f"lock: uv found no versions for {lock.requirements or ', '.join(lock.extras)}; it says why above")
         return out.read_text(encoding="utf-8")
 
 
@@ -87,11 +88,17 @@ def plain(resolved: str, left_out: re.Pattern[str] | None = None) -> str:
 
 def main() -> None:
     """Write the lock files that are named, all without a name."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.devtools.lock",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(LOCKS))
     names = parser.parse_args().names or list(LOCKS)
     if unknown := sorted(set(names) - set(LOCKS)):
         parser.error(f"{', '.join(unknown)}: no such lock; valid: {', '.join(LOCKS)}")
+    if shutil.which("uv") is None:
+        parser.error("uv is not on PATH; make lock installs it")
     base = lock_file(next(iter(LOCKS)))
     for name in names:
         path = lock_file(name)

