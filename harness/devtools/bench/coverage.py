@@ -214,16 +214,19 @@ def _verdict_lines(sims: int, rng: np.random.Generator) -> list[str]:
 def options(parser: argparse.ArgumentParser) -> None:
     """The options of the simulation."""
     parser.add_argument("--sims", type=int, default=1000, help="simulations per row (default: 1000)")
-    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
     parser.add_argument("--write", action="store_true", help="write the table and the figure into the results folder")
 
 
 def command(given: argparse.Namespace) -> int:
     """Print the tables; with --write, write `tables/stats_coverage.md` and `figures/stats/coverage.png`."""
+    runner.check_positive(given, "sims")
     text, found = tabulate(given.sims, np.random.default_rng(0), print)
     if given.write:
-        write_atomic(tables_folder(given.results) / "stats_coverage.md", text.encode())
-        draw(found, figures_folder(given.results, "stats") / "coverage.png")
+        table = tables_folder(given.results) / "stats_coverage.md"
+        write_atomic(table, text.encode())
+        for path in (table, *draw(found, figures_folder(given.results, "stats") / "coverage.png")):
+            print(f"written: {path}")
     else:
         print(text)
     return 0

@@ -39,7 +39,7 @@ LOWEST = 0.6
 
 
 def draw(found: Mapping[str, Mapping[int, Mapping[str, float]]], path: Path) -> list[Path]:
-    """`found`: world -> seeds -> interval -> coverage."""
+    """Draw the figure: its files. `found`: world -> seeds -> interval -> coverage."""
     return save_png(lambda: _figure(found), path)
 
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,14 +29,17 @@ from harness.devtools.bench.runner import (
     add_device_and_out,
     add_numbers,
     check_device,
+    check_gpu_memory,
     check_positive,
     kept,
     save,
+    settings_of,
     word_list,
 )
 from harness.devtools.bench.verl_scaling import make_folder
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.clock import STAGES
+from harness.foundation.own_process import code_path, module_command
 from harness.foundation.provenance import commit, hardware, packages
 from harness.models.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIAL
 from harness.published.recipes.twin import TEMPLATES
@@ -53,6 +56,8 @@ MERGES = 8192
 """Most pieces of text of the tokenizer; further ids of a model's vocabulary are fillers that no text has."""
 ROOM = 1024
 """Positions for a prompt."""
+GPU_MEMORY, PROMPT_TOKENS, PASS_TOKENS = 0.3, 256, 16896
+"""Usual values of the options of these names."""
 Found = dict[str, Any]
 
 
@@ -123,8 +128,8 @@ def measure(folder: Path, size: str, precision: str, given: argparse.Namespace) 
     words = words_of(folder, size, precision, given)
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "harness.cli.main", "run", *words, "--results", str(results)],
-        capture_output=True, text=True, check=False,
+        module_command("harness.cli.main", "run", *words, "--results", str(results)),
+        capture_output=True, text=True, check=False, env=os.environ | code_path(),
     )  # fmt: skip
     seconds = time.monotonic() - started
     records = sorted(runs_folder(results, "runs").glob("*.json"))
@@ -176,7 +181,8 @@ def lines(cells: Mapping[str, Found]) -> Iterator[str]:
 def run(given: argparse.Namespace) -> Found:
     """Every cell that the file does not have; each is in the file before the next one starts."""
     names = ("device", "engine", "prompts", "group", "tokens", "steps", "questions", "samples", "overrides")
-    head: Found = {"what": "folder_run", "settings": {name: getattr(given, name) for name in names},
+    later = {"gpu_memory": GPU_MEMORY, "prompt_tokens": PROMPT_TOKENS, "pass_tokens": PASS_TOKENS}
+    head: Found = {"what": "folder_run", "settings": settings_of(given, names, later),
                    "hardware": hardware(given.device), "packages": packages()}  # fmt: skip
     cells = kept(given.out, "cells", settings=head["settings"])
     for size in given.size:
@@ -198,17 +204,21 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_device_and_out(parser, needs_out=True)
     parser.add_argument("overrides", nargs="*", default=[], help="of `lowbit run`, for every cell; they come last")
     parser.add_argument("--data", type=Path, required=True, help="GSM8K, as its publisher has it")
-    parser.add_argument("--size", type=word_list, default=["1.5b", "7b"], metavar="A,B")
-    parser.add_argument("--precision", type=word_list, default=["bf16", "fp8_block"], metavar="P,Q")
+    parser.add_argument("--size", type=word_list, default=["1.5b", "7b"], metavar="A,B",
+                        help="Qwen2.5's shapes (default: 1.5b,7b)")  # fmt: skip
+    parser.add_argument("--precision", type=word_list, default=["bf16", "fp8_block"], metavar="P,Q",
+                        help="of the rollouts (default: bf16,fp8_block)")  # fmt: skip
     parser.add_argument("--engine", choices=("vllm", "embedded"), default="vllm", help="(default: vllm)")
     parser.add_argument("--work", type=Path, default=work_folder(Path("results"), "folder_run"),
                         help="models and runs go here")  # fmt: skip
-    parser.add_argument("--gpu-memory", type=float, default=0.3, help="vLLM's share of a GPU (default: 0.3)")
+    parser.add_argument("--gpu-memory", type=float, default=GPU_MEMORY,
+                        help=f"vLLM's share of a GPU (default: {GPU_MEMORY:g})")  # fmt: skip
     add_numbers(
         parser, ("prompts", 64, "of a step"), ("group", 8, "responses to a prompt"),
         ("tokens", 1024, "of a response, at most"), ("steps", 3, "of training"),
         ("questions", 64, "of the evaluation"), ("samples", 4, "answers to each of them"),
-        ("prompt-tokens", 256, "that the capacity plan reckons with"), ("pass-tokens", 16896, "of a micro-batch"),
+        ("prompt-tokens", PROMPT_TOKENS, "that the capacity plan reckons with"),
+        ("pass-tokens", PASS_TOKENS, "of a micro-batch, at most"),
     )  # fmt: skip
 
 
@@ -220,5 +230,6 @@ def command(given: argparse.Namespace) -> int:
         plan_of(precision)
     check_device(given.device)
     check_positive(given, "prompts", "group", "tokens", "steps", "questions", "samples", "prompt_tokens", "pass_tokens")
+    check_gpu_memory(given)
     find_files("gsm8k", "", "main", "train", str(given.data), None)
     return int(any("failed" in cell for cell in run(given).values()))

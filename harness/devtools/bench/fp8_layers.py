@@ -12,8 +12,8 @@
 NAME is who multiplies (`launch.fp8_kernels`, "emulated"). A layer of a run differs: float32 between its products, q, k
 and v and gate and up apart. Contestants take turns in one run; CUDA events, medians. "issue_ms" is the CPU's time to
 launch a step: what lies above the GPU's is bound by launches. Bar: an FP8 layer that holds its weights is at least 1.45
-times as fast as "bf16"; "x_compiled" is against "bf16, compiled". A contestant that fails loses alone. Left out: the
-optimizer, the head and the rollout.
+times as fast as "bf16"; "x_compiled" is against "bf16, compiled". A contestant that fails loses alone, but for "bf16",
+which all are compared with. Left out: the optimizer, the head and the rollout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ import torch
 from torch import Tensor, nn
 
 from harness.devtools.bench.fp8_layers_model import COMPILED, PLAIN, Contestant, build, lineup
-from harness.devtools.bench.runner import add_device_and_out, check_device, check_positive, save, table
+from harness.devtools.bench.runner import (
+    add_device_and_out,
+    add_numbers,
+    check_device,
+    check_positive,
+    reason,
+    save,
+    table,
+)
 from harness.devtools.bench.timing import device_seconds, host_seconds, in_turns
 from harness.foundation.provenance import commit, cpu_name, packages
 from harness.numerics.fp8_flow import held_weights
@@ -62,12 +70,6 @@ def failures() -> tuple[type[Exception], ...]:
     return (*found, TritonError)
 
 
-def reason(error: Exception) -> str:
-    """An error in one short line."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:160]
-
-
 def inputs(given: argparse.Namespace) -> tuple[Tensor, Tensor]:
     """(x, the gradient of the layer's output), Gaussian bf16 [T, H]; x wants a gradient."""
     generator, shape = torch.Generator(given.device).manual_seed(7), (given.tokens, SIZES[given.size].hidden_size)
@@ -83,7 +85,10 @@ def step(model: nn.Module, x: Tensor, dy: Tensor) -> None:
 
 
 def layer_rows(given: argparse.Namespace, entries: list[Contestant]) -> list[Row]:
-    """A row per contestant, those that failed first. One model per contestant, all of them alive."""
+    """A row per contestant, those that failed first. One model per contestant, all of them alive.
+
+    Raises ValueError where "bf16" fails.
+    """
     x, dy = inputs(given)
     ready: dict[str, tuple[Contestant, nn.Module]] = {}
     failed: list[Row] = []
@@ -96,6 +101,8 @@ def layer_rows(given: argparse.Namespace, entries: list[Contestant]) -> list[Row
                 for _ in range(2):
                     device_seconds(partial(step, model, x, dy), given.device)
             except failures() as error:
+                if entry.name == PLAIN:
+                    raise ValueError(f"{PLAIN}, which all others are compared with: {reason(error)}") from error
                 failed.append({"what": entry.name, "failed": reason(error)})
                 continue
             ready[entry.name] = (entry, model)
@@ -150,17 +157,18 @@ def _errors(ready: Mapping[str, tuple[Contestant, nn.Module]], x: Tensor, dy: Te
 def options(parser: argparse.ArgumentParser) -> None:
     """The options of the bench."""
     add_device_and_out(parser)
-    parser.add_argument("--size", choices=sorted(SIZES), default="7b")
-    parser.add_argument("--tokens", type=int, default=8192, help="of a micro-batch")
-    parser.add_argument("--length", type=int, default=1024, help="of a sequence, which attention does not leave")
-    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--size", choices=sorted(SIZES), default="7b", help="Qwen2.5's shape (default: 7b)")
+    add_numbers(
+        parser, ("tokens", 8192, "of a micro-batch"), ("length", 1024, "of a sequence, which attention does not leave"),
+        ("repeats", REPEATS, "of every contestant"),
+    )  # fmt: skip
 
 
 def command(given: argparse.Namespace) -> int:
     """Print the table; write the JSON where asked. Raises ValueError for what does not fit the size or the device."""
     check_device(given.device)
-    check_positive(given, "repeats")
-    if given.length < 1 or given.tokens % given.length:
+    check_positive(given, "tokens", "length", "repeats")
+    if given.tokens % given.length:
         raise ValueError(f"--length is {given.length}; it must divide --tokens, which is {given.tokens}")
     device = torch.cuda.get_device_name() if given.device == "cuda" else cpu_name()
     rows = layer_rows(given, lineup(available(given.device), is_compiled=given.device == "cuda"))

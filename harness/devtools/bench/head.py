@@ -95,7 +95,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     """The options of the bench."""
     add_device_and_out(parser)
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="bfloat16", help="(default: bfloat16)")
-    parser.add_argument("--hidden", nargs="+", type=int, default=[896, 3584], metavar="WIDTH")
+    parser.add_argument("--hidden", nargs="+", type=int, default=[896, 3584], metavar="WIDTH",
+                        help="widths of the hidden states (default: 896 3584)")  # fmt: skip
     add_numbers(
         parser, ("vocabulary", 152064, "rows of the head"), ("tokens", 16384, "of a micro-batch"),
         ("logits-mib", 1024, "launch.logits_mib"), ("repeats", 5, "after the first"),

@@ -26,7 +26,7 @@ import torch
 
 from harness.api import Plan, Sequences
 from harness.config.schema import TrainerConfig
-from harness.devtools.bench.runner import add_device_and_out, check_device, check_positive, save
+from harness.devtools.bench.runner import add_device_and_out, add_numbers, check_device, check_positive, reason, save
 from harness.devtools.bench.timing import timed
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.provenance import commit, hardware, packages
@@ -144,7 +144,7 @@ def measured(trainer: LocalTrainer, seqs: Sequences, repeats: int) -> dict[str, 
         gc.collect()
         return {"failed": "out of memory"}
     except RuntimeError as failure:  # a compiler's, a kernel's
-        return {"failed": f"{type(failure).__name__}: {str(failure).splitlines()[0]}"}
+        return {"failed": reason(failure)}
     once = median(seconds[1:])
     real = int((seqs.sampled.sum(1) + seqs.ids.shape[1] - seqs.token_ids.shape[1]).sum())
     row: dict[str, Any] = {"s": once, "tokens": real, "tokens_per_s": real / once, "loss": first[0], "norm": first[1]}
@@ -194,25 +194,32 @@ def line(row: dict[str, Any]) -> str:
 def options(parser: argparse.ArgumentParser) -> None:
     """The options of the bench."""
     add_device_and_out(parser)
-    parser.add_argument("--size", default="0.5b")
-    parser.add_argument("--lengths", nargs="+", type=int, metavar="TOKENS")
-    parser.add_argument("--options", nargs="+", metavar="OPTION", help=", ".join(OPTIONS))
-    parser.add_argument("--tokens", type=int, help="tokens of a micro-batch, padding included")
-    parser.add_argument("--passes", type=int, default=1, help="micro-batches of an update (default: 1)")
+    usual_lengths, usual_tokens = ("; ".join(f"{d}: {v}" for d, v in one.items()) for one in (LENGTHS, TOKENS))
+    parser.add_argument("--size", default="0.5b", help="Qwen2.5's shape of that size (default: 0.5b)")
+    parser.add_argument("--lengths", nargs="+", type=int, metavar="TOKENS",
+                        help=f"of the longest sequence (default: {usual_lengths})")  # fmt: skip
+    parser.add_argument("--options", nargs="+", metavar="OPTION",
+                        help=f"each in quotes: {', '.join(map(repr, OPTIONS))} (default: all; cpu: those that are not "
+                        "compiled)")  # fmt: skip
+    parser.add_argument("--tokens", type=int,
+                        help=f"of a micro-batch, padding included (default: {usual_tokens})")  # fmt: skip
     parser.add_argument("--layers", type=int, help="of the size's, the first so many (default: all)")
-    parser.add_argument("--repeats", type=int, default=2)
+    add_numbers(parser, ("passes", 1, "micro-batches of an update"), ("repeats", 2, "updates after the first"))
 
 
 def check(given: argparse.Namespace) -> None:
     """Raises ValueError, one line, for what cannot be measured here."""
-    longest = shape_of(given.size).max_positions
+    of_size = shape_of(given.size)
+    longest = of_size.max_positions
     for option in given.options or ():
         if option not in OPTIONS:
             raise ValueError(f"--options: {option!r} is unknown; {nearest(option, OPTIONS)}")
     for length in given.lengths or ():
         if not 8 <= length <= longest:
             raise ValueError(f"--lengths: {length} tokens; valid: 8 to {longest} for --size {given.size}")
-    check_positive(given, "repeats", "passes")
+    if given.layers is not None and not 1 <= given.layers <= of_size.num_layers:
+        raise ValueError(f"--layers: {given.layers}; valid: 1 to {of_size.num_layers} for --size {given.size}")
+    check_positive(given, "repeats", "passes", *["tokens"] * (given.tokens is not None))
     check_device(given.device)
 
 

@@ -20,6 +20,7 @@ its last words. Left out: verl on a CPU.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -37,8 +38,16 @@ from harness.config.decoder_config import decoder_config
 from harness.config.load import load
 from harness.devtools.bench import verl_scaling
 from harness.devtools.bench.folder_run import write_tokenizer
-from harness.devtools.bench.runner import add_device_and_out, add_numbers, kept, save
-from harness.devtools.bench.trl_step import Settings
+from harness.devtools.bench.runner import (
+    add_device_and_out,
+    add_numbers,
+    check_device,
+    check_gpu_memory,
+    check_positive,
+    kept,
+    save,
+)
+from harness.devtools.bench.trl_step import Settings, numbers
 from harness.engines.vllm.settings import DEFAULTS
 from harness.foundation.own_process import exit_code, module_command
 from harness.foundation.process_log import last_words
@@ -71,8 +80,7 @@ def make_folder(folder: Path, model: str, given: Settings, *, size: str | None =
         verl_scaling.make_folder(folder / "m", size, given.device)
         write_tokenizer(folder / "m", [], shape_of(size).vocab_size, chat=CHAT_TEMPLATE)
     name_the_end_of_a_turn(folder / "m" / "tokenizer.json")
-    first = 10 ** (given.prompt_tokens - 2)  # the chat template puts <bos> before them
-    prompts = [str(first + 7 * i) for i in range(given.prompts * given.steps)]
+    prompts = numbers(given.prompt_tokens - 1, given.prompts * given.steps)  # the chat template puts <bos> before them
     rows = [
         {"data_source": "count", "prompt": [{"role": "user", "content": text}],
          "reward_model": {"style": "rule", "ground_truth": ""}, "extra_info": {"index": i}}
@@ -85,6 +93,11 @@ def make_folder(folder: Path, model: str, given: Settings, *, size: str | None =
         "    return float(solution_str.count('1'))\n",
         encoding="utf-8",
     )
+
+
+def shortest_prompt(count: int) -> int:
+    """Tokens of the shortest prompts of which `count` different ones are equally long."""
+    return next(size for size in itertools.count(2) if len(numbers(size - 1, count)[-1]) == size - 1)
 
 
 def name_the_end_of_a_turn(file: Path) -> None:
@@ -213,8 +226,9 @@ def table(summaries: Mapping[str, Found], given: Settings) -> list[str]:
 def options(parser: argparse.ArgumentParser) -> None:
     """The options of the bench."""
     add_device_and_out(parser, needs_out=True)
-    parser.add_argument("--engine", choices=("vllm", "embedded"), default="vllm", help="ours")
-    parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--engine", choices=("vllm", "embedded"), default="vllm", help="ours (default: vllm)")
+    parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS), metavar="PEER",
+                        help=f"each in quotes: {', '.join(map(repr, PEERS))} (default: all)")  # fmt: skip
     parser.add_argument("--model", default="l128", help="of conf/model (default: l128, 42 million parameters)")
     parser.add_argument("--size", choices=sorted(SIZES), help="Qwen2.5's shape of that size, in place of --model")
     parser.add_argument("--gpu-memory", type=float, default=0.3, help="vLLM's share of the GPU (default: 0.3)")
@@ -225,25 +239,40 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verl-path", help="folder with verl and its transformers, first on its PYTHONPATH")
     parser.add_argument("--limit-s", type=float, default=540, help="seconds for a peer (default: 540)")
     add_numbers(
-        parser, ("prompts", 32, ""), ("group", 8, ""), ("prompt-tokens", 64, ""), ("tokens", 512, ""),
-        ("rows", 64, ""), ("steps", 12, ""), ("warm-up", 3, ""),
+        parser, ("prompts", 32, "of a step"), ("group", 8, "responses to a prompt"),
+        ("prompt-tokens", 64, "of a prompt"), ("tokens", 512, "of every response"),
+        ("rows", 64, "sequences of a micro-batch"),
+        ("steps", 12, "of training"), ("warm-up", 3, "steps that are dropped"),
     )  # fmt: skip
 
 
 def command(asked: argparse.Namespace) -> int:
-    """Measure the peers that were asked for, keeping what the file has of the others. Exit code 1 if one failed."""
+    """Measure the peers that were asked for, keeping what the file has of the others. Exit code 1 if one failed.
+
+    Raises ValueError, one line, for what cannot be measured here.
+    """
+    check_positive(asked, "prompts", "group", "prompt_tokens", "tokens", "rows", "steps", "warm_up")
+    check_gpu_memory(asked)
+    if asked.limit_s <= 0:
+        raise ValueError(f"--limit-s: {asked.limit_s:g}; valid: above 0")
+    check_device(asked.device)
     given = Settings(
         device=asked.device, prompts=asked.prompts, group=asked.group, prompt_tokens=asked.prompt_tokens,
         tokens=asked.tokens, rows=asked.rows, steps=asked.steps, warm_up=asked.warm_up,
         gpu_memory=asked.gpu_memory, is_checkpointed=asked.checkpoint_layers, is_compiled=asked.compile,
     )  # fmt: skip
-    if given.prompts * given.group % given.rows or not 1 <= given.warm_up < given.steps:
+    if given.prompts * given.group % given.rows:
+        raise ValueError(f"--rows: {given.rows}; it must divide the {given.prompts * given.group} samples of a step")
+    if given.warm_up >= given.steps:
+        raise ValueError(f"--warm-up: {given.warm_up}; valid: 1 to {given.steps - 1} for --steps {given.steps}")
+    if given.prompt_tokens < (least := shortest_prompt(given.prompts * given.steps)):
         raise ValueError(
-            f"rows={given.rows} must divide {given.prompts * given.group} samples, and 1 <= warm-up < steps"
+            f"--prompt-tokens: {given.prompt_tokens}; valid: >= {least}, so that all prompts are equally long"
         )
     place = torch.cuda.get_device_name() if given.device == "cuda" else cpu_name()
     model = asked.size or asked.model
-    head: Found = {"what": "peers", "device": place, "model": model, "settings": asdict(given)}
+    ours = {"engine": asked.engine} if asked.engine != "vllm" else {}  # files that say nothing have vLLM
+    head: Found = {"what": "peers", "device": place, "model": model, "settings": asdict(given) | ours}
     runs = kept(asked.out, "runs", **head)
     with tempfile.TemporaryDirectory(prefix="lowbit-peers-") as temporary:
         make_folder(Path(temporary), asked.model, given, size=asked.size)

@@ -74,15 +74,46 @@ def check_positive(given: argparse.Namespace, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')}: {getattr(given, name)}; valid: >= 1")
 
 
+def check_gpu_memory(given: argparse.Namespace) -> None:
+    """Raises ValueError, one line, for a share of a GPU that vLLM cannot be given."""
+    if not 0 < given.gpu_memory < 1:
+        raise ValueError(f"--gpu-memory: {given.gpu_memory:g}; valid: above 0, below 1")
+
+
+def reason(error: Exception) -> str:
+    """An error in one short line."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:160]
+
+
 def save(path: Path | None, found: Mapping[str, Any]) -> None:
     """Write everything that was found so far as JSON, whole; nothing without a path."""
     if path is not None:
         write_atomic(path, json.dumps(found, indent=1, allow_nan=False).encode() + b"\n")
 
 
+def settings_of(given: argparse.Namespace, names: Sequence[str], later: Mapping[str, object]) -> dict[str, Any]:
+    """The options that a file of cells was measured with, by name. Those of `later` (name -> usual value) came after
+    the first files: they are in only where they are not as usual, so that older files still count."""
+    return {name: getattr(given, name) for name in names} | {
+        name: getattr(given, name) for name, usual in later.items() if getattr(given, name) != usual
+    }
+
+
+def read_found(path: Path) -> dict[str, Any]:
+    """What a bench wrote before. Raises ValueError naming a file that is no JSON object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not a JSON file of a bench: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: not a JSON file of a bench: it holds no object")
+    return found
+
+
 def kept(path: Path, name: str, **head: object) -> dict[str, Any]:
     """Cells or runs, as `name` says, that an earlier call left in the file, where all of `head` is the same there."""
-    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    old = read_found(path) if path.exists() else {}
     return old.get(name, {}) if all(old.get(key) == value for key, value in head.items()) else {}
 
 

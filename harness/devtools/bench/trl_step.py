@@ -37,6 +37,11 @@ class Settings:
     """Our layers run compiled; TRL and verl have their own ways."""
 
 
+def numbers(digits: int, count: int) -> list[str]:
+    """Different prompts: numbers of so many digits, each a token. The last are longer where there are too few."""
+    return [str(10 ** (digits - 1) + 7 * i) for i in range(count)]
+
+
 def arguments(given: Settings, out: str, eos_id: int) -> dict[str, Any]:
     """`GRPOConfig`: transformers' generation in float32 on a CPU, colocated vLLM and BF16 on a GPU."""
     accumulated = given.prompts * given.group // given.rows
@@ -57,7 +62,8 @@ def arguments(given: Settings, out: str, eos_id: int) -> dict[str, Any]:
 
 
 def measure(folder: str, given: Settings) -> tuple[list[float], dict[str, list[float]]]:
-    """Train with GRPOTrainer: (seconds of every step, seconds of what TRL itself times, per call)."""
+    """Train with GRPOTrainer: (seconds of every step, seconds of what TRL itself times, per call), both behind the
+    warm-up."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -79,11 +85,12 @@ def measure(folder: str, given: Settings) -> tuple[list[float], dict[str, list[f
             if given.device == "cuda":
                 torch.cuda.synchronize()
             marks.append(time.perf_counter())
+            if len(marks) == given.warm_up:
+                stages.clear()
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    first = 10 ** (given.prompt_tokens - 1)
-    prompts = [str(first + 7 * i) for i in range(given.prompts * given.steps)]
+    prompts = numbers(given.prompt_tokens, given.prompts * given.steps)
     with tempfile.TemporaryDirectory() as out:
         trainer = GRPOTrainer(
             model=model,

@@ -30,7 +30,18 @@ from safetensors.torch import save_file
 from harness.config.load import launch_of, load, of_folder
 from harness.config.resolve import resolve
 from harness.config.schema import Launch, RunConfig
-from harness.devtools.bench.runner import add_device_and_out, add_numbers, kept, number_list, save, word_list
+from harness.devtools.bench.runner import (
+    add_device_and_out,
+    add_numbers,
+    check_device,
+    check_gpu_memory,
+    check_positive,
+    kept,
+    number_list,
+    save,
+    settings_of,
+    word_list,
+)
 from harness.engines.vllm.memory import num_parameters
 from harness.foundation.clock import STAGES
 from harness.foundation.provenance import commit, hardware, packages
@@ -43,7 +54,7 @@ from harness.run.checks import check, check_place
 from harness.start.prepare import start_of
 from harness.studies.capacity.check import work_of
 from harness.studies.capacity.place import place
-from harness.studies.throughput.shapes import shape_of
+from harness.studies.throughput.shapes import plan_of, shape_of
 from harness.trainers.verl.data import lay_out
 from harness.trainers.verl.job import write_job
 from harness.trainers.verl.parent import Watched
@@ -199,8 +210,7 @@ def run(given: argparse.Namespace) -> Found:
     names = ("device", "prompts", "group", "prompt_tokens", "tokens", "steps", "pass_tokens", "gpu_memory", "compile")
     later = {"mean_tokens": 0, "sigma": 1.0, "padded": False, "tensor_parallel": 1, "offload": "none",
              "method": "bf16_train", "drawn": False, "unplanned": False}  # fmt: skip
-    names += tuple(name for name, usual in later.items() if getattr(given, name) != usual)
-    head: Found = {"what": "verl_scaling", "settings": {name: getattr(given, name) for name in names},
+    head: Found = {"what": "verl_scaling", "settings": settings_of(given, names, later),
                    "hardware": hardware(given.device), "packages": packages()}  # fmt: skip
     cells = kept(given.out, "cells", settings=head["settings"])
     began = time.monotonic()
@@ -224,16 +234,20 @@ def run(given: argparse.Namespace) -> Found:
 def options(parser: argparse.ArgumentParser) -> None:
     """The options of the bench."""
     add_device_and_out(parser, needs_out=True)
-    parser.add_argument("--size", type=word_list, default=["0.5b", "1.5b", "7b"], metavar="A,B")
-    parser.add_argument("--gpus", type=number_list, default=[1, 2, 4], metavar="N,M")
-    parser.add_argument("--precision", type=word_list, default=["bf16", "fp8_block"], metavar="P,Q")
+    parser.add_argument("--size", type=word_list, default=["0.5b", "1.5b", "7b"], metavar="A,B",
+                        help="Qwen2.5's shapes (default: 0.5b,1.5b,7b)")  # fmt: skip
+    parser.add_argument("--gpus", type=number_list, default=[1, 2, 4], metavar="N,M",
+                        help="GPUs of a run (default: 1,2,4)")  # fmt: skip
+    parser.add_argument("--precision", type=word_list, default=["bf16", "fp8_block"], metavar="P,Q",
+                        help="of the rollouts (default: bf16,fp8_block)")  # fmt: skip
     parser.add_argument(
         "--work", type=Path, default=work_folder(Path("results"), "verl_scaling"), help="models and jobs go here"
     )
-    parser.add_argument("--minutes", type=float, default=1e9, help="no cell begins later than that")
+    parser.add_argument("--minutes", type=float, default=1e9, help="no cell begins later (default: no limit)")
     parser.add_argument("--compile", action="store_true", help="layers run compiled (launch.compile)")
     parser.add_argument("--gpu-memory", type=float, default=0.3, help="vLLM's share of a GPU (default: 0.3)")
-    parser.add_argument("--sigma", type=float, default=1.0, help="of the logarithm of lengths (default: 1)")
+    parser.add_argument("--sigma", type=float, default=1.0,
+                        help="of the logarithm of lengths, with --mean-tokens (default: 1)")  # fmt: skip
     parser.add_argument("--padded", action="store_true", help="rows of a pass are padded to its longest")
     parser.add_argument("--drawn", action="store_true", help="no file of weights: they are drawn on the devices")
     parser.add_argument(
@@ -244,16 +258,23 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_numbers(
         parser, ("mean-tokens", 0, "of responses whose lengths differ, up to --tokens; 0: all are that long"),
         ("tensor-parallel", 1, "GPUs of an engine"),
-        ("prompts", 16, "for every GPU"), ("group", 8, "responses to a prompt"), ("prompt-tokens", 128, ""),
+        ("prompts", 16, "for every GPU"), ("group", 8, "responses to a prompt"), ("prompt-tokens", 128, "of a prompt"),
         ("tokens", 512, "of every response"), ("steps", 4, "the first of them warms up"),
         ("pass-tokens", 16896, "of a micro-batch, at most"),
     )  # fmt: skip
 
 
 def command(given: argparse.Namespace) -> int:
-    """Run the cells. Exit code 1 where one failed. Raises ValueError for an unknown size."""
+    """Run the cells. Exit code 1 where one failed. Raises ValueError, one line, for what cannot be measured here."""
     for size in given.size:
         num_parameters(shape_of(size))
+    for precision in given.precision:
+        plan_of(precision)
+    check_positive(given, "prompts", "group", "prompt_tokens", "tokens", "pass_tokens", "tensor_parallel")
+    check_gpu_memory(given)
+    if given.minutes <= 0:
+        raise ValueError(f"--minutes: {given.minutes:g}; valid: above 0")
     if given.steps <= WARM_UP:
-        raise ValueError(f"--steps {given.steps}: valid: more than {WARM_UP}")
+        raise ValueError(f"--steps: {given.steps}; valid: >= {WARM_UP + 1}")
+    check_device(given.device)
     return int(any("failed" in cell for cell in run(given).values()))

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.devtools.bench.runner import add_device_and_out, check_positive, save
+from harness.devtools.bench.runner import add_device_and_out, add_numbers, check_device, check_positive, save
 from harness.foundation.own_process import code_path, exit_code, module_command
 from harness.foundation.process_log import last_words
 from harness.foundation.provenance import commit, cpu_name, packages
@@ -155,16 +155,17 @@ def _write(write: Mapping[str, Any] | None) -> str:
 
 def run(given: argparse.Namespace) -> int:
     """All children of a command, one after the other."""
-    ours = None if given.ours is None else json.loads(given.ours.read_text(encoding="utf-8"))
+    from harness.devtools.bench.vllm_engine_verl import against, own_push_ms
+
+    own_ms = None if given.ours is None else own_push_ms(given.ours)
+    check_device(given.device)
     found: dict[str, Any] = {"what": given.what, "size": given.size, "commit": commit()[0], "packages": packages(),
                              "parts": []}  # fmt: skip
     for asked in children(given):
         print(f"{asked['what']} {asked['size']} {asked.get('precision', '')} ...", file=sys.stderr, flush=True)
         part = run_child(asked)
-        if ours is not None and part.get("rows"):
-            from harness.devtools.bench.vllm_engine_verl import against
-
-            part["ratio"] = against(part, ours)
+        if own_ms is not None and part.get("rows"):
+            part["ratio"] = against(part, own_ms)
         found["parts"].append(part)
         save(given.out, found)
         print("\n".join(report(part)), flush=True)
@@ -175,17 +176,23 @@ def options(parser: argparse.ArgumentParser) -> None:
     """The options of the bench."""
     parser.add_argument("what", choices=("sync", "overhead", "verl"))
     add_device_and_out(parser)
-    parser.add_argument("--size", default="7b")
-    parser.add_argument("--formats", nargs="+", metavar="PRECISION")
-    parser.add_argument("--pushes", type=int, default=20)
-    parser.add_argument("--cells", nargs="+", default=["64x512", "256x512"], metavar="BATCHxNEW")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--ours", type=Path, help="JSON of `sync`, for the ratio of `verl`")
+    parser.add_argument("--size", default="7b", help="Qwen2.5's shape of that size (default: 7b)")
+    usual = (f"{what} {', '.join(formats['cuda'])}" for what, formats in (("sync", FORMATS), ("overhead", OVERHEAD)))
+    parser.add_argument("--formats", nargs="+", metavar="PRECISION",
+                        help=f"not of verl (default on a GPU: {'; '.join(usual)})")  # fmt: skip
+    parser.add_argument("--cells", nargs="+", default=["64x512", "256x512"], metavar="BATCHxNEW",
+                        help="of overhead: responses at a time, tokens of each (default: 64x512 256x512)")  # fmt: skip
+    add_numbers(parser, ("pushes", 20, "of sync"), ("repeats", 3, "of overhead, of every side"))
+    parser.add_argument("--ours", type=Path, help="of verl: JSON of sync, for the ratio")
 
 
 def command(given: argparse.Namespace) -> int:
-    """Check the options, then run every child. 0, 1 where a child failed."""
+    """Check the options, then run every child. 0, 1 where a child failed. Raises ValueError for bad input."""
     shape_of(given.size)
+    if given.formats and given.what == "verl":
+        raise ValueError("--formats: verl has one, block FP8; valid with sync, overhead")
+    if given.ours is not None and given.what != "verl":
+        raise ValueError(f"--ours: {given.what} has no ratio; valid with verl")
     for precision in given.formats or ():
         plan_of(precision)
     for cell in given.cells:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from harness.devtools.bench import timing as clock
+from harness.devtools.bench.runner import read_found
 from harness.devtools.bench.vllm_engine_push import trainer_tensors
 from harness.engines.vllm import settings
 from harness.engines.vllm.engine import start
@@ -56,7 +57,7 @@ def measure(size: str, device: str, save: Save) -> dict[str, Any]:
     is not there."""
     package = find_spec("verl")
     if package is None or package.origin is None:
-        raise ValueError("verl is not importable; put its pack first on PYTHONPATH")
+        raise ValueError("verl is not importable; install the extra gpu, or put the folder of verl first on PYTHONPATH")
     if device != "cuda" or not torch.cuda.is_available():
         raise ValueError("--device: verl's FP8 way needs cuda")
     settings.prepare_environment()
@@ -217,9 +218,14 @@ def has_finite_logp(llm: Any) -> bool:
     return bool(torch.isfinite(torch.tensor(outputs[0].outputs[0].logprobs.logprobs)).all())
 
 
-def against(found: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, float]:
-    """verl's median over that of our direct push of 128 x 128 block FP8, by way. ValueError where ours is not there."""
-    own = [part for part in ours["parts"] if (part.get("precision"), part.get("way")) == ("fp8_block", "direct")]
-    if not own:
-        raise ValueError("--ours: no direct push of fp8_block in it; run `sync --formats fp8_block` first")
-    return {row["what"]: row["push"]["median_ms"] / own[0]["push"]["median_ms"] for row in found.get("rows", ())}
+def own_push_ms(path: Path) -> float:
+    """Median of our direct push of 128 x 128 block FP8, in a file of `sync`. Raises ValueError where it has none."""
+    for part in read_found(path).get("parts", ()):
+        if (part.get("precision"), part.get("way")) == ("fp8_block", "direct") and "push" in part:
+            return part["push"]["median_ms"]
+    raise ValueError(f"--ours {path}: no direct push of fp8_block in it; run `sync --formats fp8_block` first")
+
+
+def against(found: Mapping[str, Any], own_ms: float) -> dict[str, float]:
+    """verl's median over that of our push, by way."""
+    return {row["what"]: row["push"]["median_ms"] / own_ms for row in found["rows"]}

@@ -136,8 +136,9 @@ def test_finished_cells_are_kept_and_failed_ones_tried_again(
     written = json.loads((tmp_path / "x.json").read_text())
     assert written["what"] == "folder_run" and set(written["cells"]) == {"toy bf16", "toy int8"}
     assert not (tmp_path / "work" / "model-toy").exists()
-    assert runner.run("folder_run", [*words, "--tokens", "99"]) == 0
-    assert len(started) == 5  # another load: nothing is kept
+    for number, option in enumerate((["--tokens", "99"], ["--pass-tokens", "99"], ["--gpu-memory", "0.4"])):
+        assert runner.run("folder_run", [*words, *option]) == 0
+        assert len(started) == 5 + 2 * number  # another load: nothing is kept
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,24 @@ def test_a_contestant_that_fails_is_named_and_the_others_go_on() -> None:
     }  # fmt: skip
 
 
+def test_without_bf16_there_is_nothing_to_compare_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*args: object, **named: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried\nto")
+
+    monkeypatch.setattr(fp8_layers, "build", full)
+    assert runner.run("fp8_layers", ["--size", "toy", "--device", "cpu", "--tokens", "64", "--length", "32"]) == 2
+    said = "fp8_layers: bf16, which all others are compared with: OutOfMemoryError: CUDA out of memory. Tried\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("words", [("--tokens", "0"), ("--tokens", "-64"), ("--length", "0"), ("--repeats", "-1")])
+def test_numbers_below_one_are_refused(words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert runner.run("fp8_layers", ["--size", "toy", "--device", "cpu", *words]) == 2
+    assert capsys.readouterr().err == f"fp8_layers: {words[0]}: {words[1]}; valid: >= 1\n"
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "fp8.json"
     words = ["--size", "toy", "--device", "cpu", "--tokens", "64", "--length", "32", "--repeats", "1"]

@@ -60,6 +60,9 @@ def test_what_does_not_fit_is_a_row(
         (["--options", "chunk"], "--options: 'chunk' is unknown; nearest: chunks"),
         (["--lengths", "4"], "--lengths: 4 tokens; valid: 8 to 32768"),
         (["--repeats", "0"], "--repeats: 0; valid: >= 1"),
+        (["--tokens", "0"], "--tokens: 0; valid: >= 1"),
+        (["--size", "toy", "--layers", "0"], "--layers: 0; valid: 1 to 2 for --size toy"),
+        (["--size", "toy", "--layers", "3"], "--layers: 3; valid: 1 to 2 for --size toy"),
     ],
 )
 def test_bad_words_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pandas as pd
 import pytest
 from tokenizers import Tokenizer
 
-from harness.devtools.bench import peer_ours, peers, runner
-from harness.devtools.bench.trl_step import Settings, arguments
+from harness.devtools.bench import peer_ours, peers, runner, trl_step
+from harness.devtools.bench.trl_step import Settings, arguments, numbers
 from harness.models.tokenizer import char_tokenizer
 
 GIVEN = Settings(prompts=4, group=2, prompt_tokens=6, tokens=5, rows=4, steps=4, warm_up=1)
@@ -112,7 +115,78 @@ def test_verl_finds_the_end_of_a_turn_among_as_many_tokens(tmp_path: Path) -> No
     assert tokenizer.encode(text, add_special_tokens=False).ids == plain.encode(text) == [*range(3, 127)]
 
 
-def test_a_batch_that_does_not_divide_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--out", "x.json", "--device", "cpu", "--prompts", "3", "--group", "3", "--rows", "4"]
-    assert runner.run("peers", words) == 2
-    assert "rows=4 must divide 9 samples" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prompts", "3", "--group", "3", "--rows", "4"], "--rows: 4; it must divide the 9 samples of a step"),
+        (["--rows", "0"], "--rows: 0; valid: >= 1"),
+        (["--prompts", "-8", "--group", "-8"], "--prompts: -8; valid: >= 1"),
+        (["--steps", "3", "--warm-up", "3"], "--warm-up: 3; valid: 1 to 2 for --steps 3"),
+        (["--prompt-tokens", "4"], "--prompt-tokens: 4; valid: >= 5, so that all prompts are equally long"),
+        (["--limit-s", "-1"], "--limit-s: -1; valid: above 0"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert runner.run("peers", ["--out", str(tmp_path / "x.json"), "--device", "cpu", *words]) == 2
+    assert capsys.readouterr().err == f"peers: {said}\n" and not (tmp_path / "x.json").exists()
+
+
+def test_the_shortest_prompts_that_are_equally_long() -> None:
+    for count, tokens in ((2, 2), (3, 3), (13, 3), (14, 4), (384, 5)):
+        assert peers.shortest_prompt(count) == tokens
+        lengths = [{len(text) for text in numbers(size - 1, count)} for size in (tokens, tokens + 1)]
+        assert lengths == [{tokens - 1}, {tokens}]
+
+
+def test_runs_of_another_engine_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def measure(peer: str, folder: Path, given: Settings, options: argparse.Namespace) -> dict[str, object]:
+        asked.append(f"{peer} {options.engine}")
+        return {"steps": [1.0], "stages": {}}
+
+    monkeypatch.setattr(peers, "measure", measure)
+    out = tmp_path / "x.json"
+    words = ["--out", str(out), "--device", "cpu", "--model", "xs128", "--prompts", "4", "--group", "2", "--rows", "4",
+             "--prompt-tokens", "6", "--steps", "4"]  # fmt: skip
+    for engine, only, there in (("vllm", "ours", 1), ("vllm", "TRL", 2), ("embedded", "TRL", 1), ("vllm", "TRL", 1)):
+        assert runner.run("peers", [*words, "--engine", engine, "--only", only]) == 0
+        found = json.loads(out.read_text())
+        assert len(found["runs"]) == there and found["settings"].get("engine", "vllm") == engine
+    assert asked == ["ours vllm", "TRL vllm", "TRL embedded", "TRL vllm"]
+
+
+def test_trl_is_timed_behind_the_warm_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Stand-ins of TRL and its packages: four steps, of which each has a stage that takes as many seconds."""
+
+    class Context:
+        name = "generate"
+        _log_metrics: Any = None
+
+    class Trainer:
+        def __init__(self, **named: Any) -> None:
+            self.callback, self.texts = named["callbacks"][0], named["train_dataset"]
+
+        def train(self) -> None:
+            assert len(set(self.texts["prompt"])) == 16 and {len(text) for text in self.texts["prompt"]} == {6}
+            for step in range(1, 5):
+                Context._log_metrics(Context(), float(step))
+                self.callback.on_step_end(None, None, None)
+
+    def anything(*args: Any, **named: Any) -> SimpleNamespace:
+        return SimpleNamespace(eos_token_id=1)
+
+    loader = SimpleNamespace(from_pretrained=anything)
+    parts = {
+        "datasets": {"Dataset": SimpleNamespace(from_dict=lambda rows: rows)},
+        "transformers": {"AutoModelForCausalLM": loader, "AutoTokenizer": loader, "TrainerCallback": object},
+        "trl": {"GRPOConfig": anything, "GRPOTrainer": Trainer},
+        "trl.extras": {"profiling": SimpleNamespace(ProfilingContext=Context)},
+    }
+    for name, inside in parts.items():
+        monkeypatch.setitem(sys.modules, name, cast(ModuleType, SimpleNamespace(**inside)))
+    monkeypatch.setattr(trl_step.time, "perf_counter", iter([10.0, 11.0, 13.0, 16.0]).__next__)
+    given = Settings(**{**GIVEN.__dict__, "warm_up": 2})
+    assert trl_step.measure(str(tmp_path), given) == ([2.0, 3.0], {"generate": [3.0, 4.0]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
@@ -27,6 +28,8 @@ def test_every_bench_is_listed_with_its_first_line_and_can_be_called(capsys: pyt
     [
         (["headd"], "bench: 'headd' is unknown; valid: coverage, "),
         (["head", "--device", "cpu", "--repeats", "0"], "head: --repeats: 0; valid: >= 1"),
+        (["coverage", "--sims", "0"], "coverage: --sims: 0; valid: >= 1"),
+        (["coverage", "--sims", "-5"], "coverage: --sims: -5; valid: >= 1"),
     ],
 )
 def test_bad_words_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,3 +69,44 @@ def test_a_list_of_other_than_numbers_is_refused_in_words(given: str, capsys: py
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match=r"--device cuda: no CUDA device is visible; valid: --device cpu"):
         runner.check_device("cuda")
+
+
+@pytest.mark.parametrize("name", ["peers", "verl_scaling", "vllm_engine sync", "folder_run --data x", "head"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_bench_says_that_its_device_is_not_there(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x.json"
+    assert main([*name.split(), "--out", str(out)]) == 2
+    said = f"{name.split()[0]}: --device cuda: no CUDA device is visible; valid: --device cpu\n"
+    assert capsys.readouterr().err == said and not out.exists()
+
+
+@pytest.mark.parametrize("name", ["peers", "verl_scaling", "folder_run --data x"])
+@pytest.mark.parametrize("share", ["0", "1", "-0.5", "nan"])
+def test_a_share_of_a_gpu_is_one(name: str, share: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*name.split(), "--out", str(tmp_path / "x.json"), "--device", "cpu", "--gpu-memory", share]) == 2
+    assert capsys.readouterr().err.endswith(f": --gpu-memory: {share}; valid: above 0, below 1\n")
+
+
+def test_an_earlier_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    assert runner.kept(path, "cells", settings=1) == {}
+    for text in ('{"cells": ', "[]"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"x\.json: not a JSON file of a bench: "):
+            runner.kept(path, "cells", settings=1)
+    runner.save(path, {"cells": {"a": 2}, "settings": 1})
+    assert runner.kept(path, "cells", settings=1) == {"a": 2}
+    assert runner.kept(path, "cells", settings=2) == {}
+
+
+def test_settings_have_options_that_came_later_where_they_are_not_as_usual() -> None:
+    given = Namespace(tokens=5, padded=True, sigma=1.0)
+    assert runner.settings_of(given, ("tokens",), {"padded": False, "sigma": 1.0}) == {"tokens": 5, "padded": True}
+
+
+def test_an_error_is_one_short_line() -> None:
+    assert runner.reason(RuntimeError("a\nb")) == "RuntimeError: a"
+    assert runner.reason(RuntimeError()) == "RuntimeError: "
+    assert len(runner.reason(ValueError("x" * 1000))) == 160

@@ -84,10 +84,24 @@ def test_finished_cells_are_kept_and_failed_ones_tried_again(
     assert len(started) == 5
 
 
-@pytest.mark.parametrize("words", [("--size", "9b"), ("--steps", "1")])
-def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert runner.run("verl_scaling", ["--out", str(tmp_path / "x.json"), *words]) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--size", "9b"), "sizes: '9b' is unknown; "),
+        (("--precision", "int9"), "precisions: 'int9' is unknown; "),
+        (("--steps", "1"), "--steps: 1; valid: >= 2"),
+        (("--prompts", "0"), "--prompts: 0; valid: >= 1"),
+        (("--tensor-parallel", "-1"), "--tensor-parallel: -1; valid: >= 1"),
+        (("--minutes", "0"), "--minutes: 0; valid: above 0"),
+    ],
+)
+def test_bad_input_is_one_line_before_weights_are_drawn(
+    tmp_path: Path, words: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ["--out", str(tmp_path / "x.json"), "--work", str(tmp_path / "work"), "--device", "cpu"]
+    assert runner.run("verl_scaling", [*place, *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"verl_scaling: {said}") and not list(tmp_path.iterdir())
 
 
 def test_what_a_plan_of_a_full_update_refuses_is_run_as_it_is_said(tmp_path: Path) -> None:

@@ -161,15 +161,20 @@ def test_a_handle_stands_for_its_tensor() -> None:
     assert (transport.reduce_tensor, transport.rebuild_ipc) == ("theirs", "theirs")
 
 
-def test_ratio_to_ours_is_to_the_direct_push() -> None:
+def test_ratio_to_ours_is_to_the_direct_push(tmp_path: Path) -> None:
     def part(precision: str, way: str, ms: float) -> dict[str, Any]:
         return {"precision": precision, "way": way, "push": {"median_ms": ms}}
 
     ours = {"parts": [part("int8", "direct", 1.0), part("fp8_block", "reload", 2.0), part("fp8_block", "direct", 4.0)]}
     found = {"rows": [{"what": "x", "push": {"median_ms": 100.0}}]}
-    assert verl.against(found, ours) == {"x": 25.0}
-    with pytest.raises(ValueError, match="no direct push of fp8_block"):
-        verl.against(found, {"parts": ours["parts"][:2]})
+    path = tmp_path / "sync.json"
+    path.write_text(json.dumps(ours), encoding="utf-8")
+    assert verl.against(found, verl.own_push_ms(path)) == {"x": 25.0}
+    died = {"precision": "fp8_block", "way": "direct", "failed": "killed"}
+    for parts in (ours["parts"][:2], [died], []):
+        path.write_text(json.dumps({"parts": parts}), encoding="utf-8")
+        with pytest.raises(ValueError, match=r"^--ours .*sync\.json: no direct push of fp8_block in it; run `sync"):
+            verl.own_push_ms(path)
 
 
 def test_children_of_a_command() -> None:
@@ -198,9 +203,16 @@ def test_children_of_a_command() -> None:
         (["overhead", "--cells", "0x5"], "--cells '0x5'"),
         (["sync", "--pushes", "0"], "--pushes: 0; valid: >= 1"),
         (["verl", "--ours", "nowhere.json"], "nowhere.json"),
+        (["verl", "--ours", "broken.json"], "broken.json: not a JSON file of a bench: "),
+        (["sync", "--ours", "x.json"], "--ours: sync has no ratio; valid with verl"),
+        (["verl", "--formats", "int8"], "--formats: verl has one, block FP8; valid with sync, overhead"),
     ],
 )
-def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.json").write_text("no JSON")
     assert runner.run("vllm_engine", words) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and said in lines[0]
