@@ -1,8 +1,9 @@
-"""Faults: the schedule, the audit on cases made by of_cell, a small real campaign, and the committed one."""
+"""Faults: the schedule, the audit on cases made by hand, a small real campaign, and the committed one."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,10 +26,11 @@ from harness.devtools.faults.audit import audit_cells, audit_leftovers
 from harness.devtools.faults.injector import Injector
 from harness.devtools.faults.journal import VARIABLE, Fault, Mark, note, read, was_injected, write_faults
 from harness.devtools.faults.open_round import SWEEP, OpenRound, Settings
-from harness.devtools.faults.outcome import OUTCOMES, outcome, summary, totals
+from harness.devtools.faults.outcome import OUTCOMES, FaultOutcome, outcome, summary, totals
 from harness.devtools.faults.outside import mlflow
 from harness.devtools.faults.rounds import run_round
 from harness.devtools.faults.schedule import FORMS, Round, endless, plan_round
+from harness.devtools.faults.sweep_starts import next_start
 from harness.foundation.provenance import ROOT
 from harness.records.run_result import read_result, write_result
 from harness.run.cell import record, run_cell
@@ -131,6 +134,12 @@ def copied(results: Path, configs: list[RunConfig]) -> None:
         (lambda results, configs: path_of(results, configs[0]).unlink(), "lost", "cannot be read"),
         (lambda results, configs: written(results, configs[0], status="failed"), "lost", "failed: made up"),
         (lambda results, configs: path_of(results, configs[0]).write_text("{"), "lost", "not a result file"),
+        (lambda results, configs: path_of(results, configs[0]).with_suffix(".parquet").unlink(), "lost", "cannot be"),
+        (
+            lambda results, configs: path_of(results, configs[0]).with_suffix(".parquet").write_bytes(b"PAR1"),
+            "lost",
+            "not a Parquet file",
+        ),
         (copied, "duplicated", "other records"),
         (lambda results, configs: written(results, configs[0], final="bb"), "mislabelled", "hashes"),
         (lambda results, configs: written(results, configs[0], loss=0.75), "mislabelled", "series train/loss"),
@@ -199,6 +208,49 @@ def test_leftovers_are_found(tmp_path: Path) -> None:
     assert len(found) == 4
     assert found[0] == f"process {process.pid} is alive"
     assert {Path(line).name for line in found[1:]} == {"state.part", "state.pt", "a.json.tmp"}
+    path_of(results, small_config()).write_text("{")  # no record that is ok, so its state may be there
+    assert {Path(case.words).name for case in audit_leftovers(results, control)} == {"state.part", "a.json.tmp"}
+
+
+def test_values_that_resumed_runs_lack_are_counted_in_series_that_can_be_read(tmp_path: Path) -> None:
+    reference, records = (tmp_path / name / "runs" / SWEEP for name in ("reference", "round"))
+    for folder, first in ((reference, 0.1), (records, math.nan)):
+        for seed in range(3):
+            config = replace(small_config(), seed=seed)
+            launch = Launch(results=str(folder.parents[1]), sweep=SWEEP)
+            made = record(config, launch, None, {"final": "aa"}, "ok", None, None).model_copy(update={"num_steps": 2})
+            write_result(folder, made, [{"sync/code_flip_rate": first}, {"sync/code_flip_rate": 0.2}])
+    assert audit.unmeasured(records, reference) == 3
+    next(records.glob("*.parquet")).write_bytes(b"cut")
+    assert audit.unmeasured(records, reference) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "told", "wrong"),
+    [
+        (1, "cell failed: base folder {base} is damaged", ["reported"], []),
+        (1, "cell failed: for some reason", [], ["unreported"]),
+        (-9, "", [], []),  # the sweep was killed before it could say so
+        (0, "cell ok: None", [], ["mislabelled"]),
+    ],
+)
+def test_a_damaged_base_must_be_named(code: int, line: str, told: list[str], wrong: list[str], tmp_path: Path) -> None:
+    configs = (small_config(), replace(small_config(), seed=1))
+    opened = OpenRound(folder=tmp_path, reference=tmp_path, configs=configs, settings=Settings())
+    opened.control.mkdir(parents=True)
+    base = opened.results / "bases" / "xs-chain8-b0-0123456789ab"
+    base.mkdir(parents=True)
+    (base / "model.safetensors").write_bytes(b"0123456789")
+    (base / "recipe.json").write_text("{}")
+    outside = [Fault(id="b", kind="base", form="truncated")]
+    now = next_start(outside, opened, list(configs))
+    with ExitStack() as stack:
+        assert now.before(opened, stack) is None
+    assert (outside, (base / "model.safetensors").read_bytes()) == ([], b"012345")
+    now.after(opened, [code], [line.format(base=base)])
+    assert (base / "model.safetensors").read_bytes() == b"0123456789"
+    assert [mark.status for mark in read(opened.control) if mark.what == "told"] == told
+    assert [case.wrong for case in opened.cases] == wrong
 
 
 @pytest.mark.parametrize(
@@ -279,6 +331,28 @@ def test_the_committed_campaign() -> None:
     assert (ROOT / "results" / "tables" / "faults.md").read_text(encoding="utf-8") == report.table(data)
 
 
+def test_fewer_faults_than_asked_for_are_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = FaultOutcome(fault=Fault(id="f", kind="kill", form="step"), became=OUTCOMES[1], recovery_s=1.0)
+    case = audit.Case(wrong="lost", where="round-000 c", words="no record")
+
+    def run(outcomes: int, cases: tuple[audit.Case, ...]) -> int:
+        found = campaign.Campaign(
+            outcomes=(one,) * outcomes, cases=cases, records=6, unmeasured=0, ended=0, rounds=2, starts=3, processes=7,
+            volume=False,
+        )  # fmt: skip
+        monkeypatch.setattr("harness.devtools.faults.__main__.run_campaign", lambda *_: found)
+        return main(["--count", "2", "--kinds", "kill", "--results", str(tmp_path)])
+
+    assert (run(2, ()), capsys.readouterr().err) == (0, "")
+    assert "bit for bit" in (tmp_path / "tables" / "faults.md").read_text()
+    assert (run(1, ()), capsys.readouterr().err) == (1, "count=2: only 1 faults were injected in 2 rounds\n")
+    assert (run(2, (case,)), capsys.readouterr().err) == (1, "lost  round-000 c: no record\n")
+    assert "bit for bit" not in (tmp_path / "tables" / "faults.md").read_text()
+    assert (run(0, ()), (tmp_path / "figures" / "faults" / "outcomes.png").stat().st_size > 0) == (1, True)
+
+
 def test_the_figure_shows_every_fault() -> None:
     data = json.loads((ROOT / "results" / report.FILE).read_text(encoding="utf-8"))
     left = report.figure(data).axes[0]
@@ -289,7 +363,10 @@ def test_the_figure_shows_every_fault() -> None:
     ("words", "told"),
     [
         (["--kinds", "kil"], r"kinds=kil: unknown; .*kill"),
-        (["--scratch", "."], r"scratch=\.: not empty"),
+        (["--scratch", "."], r"scratch=\.: not an empty folder; give a new one"),
+        (["--scratch", "there"], r"scratch=there: not an empty folder; give a new one"),
+        (["--results", "there"], r"results=there: not a folder"),
+        (["--workers", "-1"], r"workers=-1: must be at least 1"),
         (["--count", "0"], r"count=0: must be at least 1"),
     ],
 )

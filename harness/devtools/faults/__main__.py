@@ -22,7 +22,10 @@ from harness.records.paths import bases_folder
 
 
 def run(settings: Settings, scratch: Path | None, results: Path) -> int:
-    """Inject faults, audit, and write what came of it below `results`. Exit code 1 where anything is wrong."""
+    """Inject faults, audit, and write what came of it below `results`.
+
+    Exit code 1 where anything is wrong, or where fewer faults were injected than were asked for.
+    """
     started = time.monotonic()
     with ExitStack() as stack:
         folder = scratch or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lowbit-faults-")))
@@ -39,16 +42,22 @@ def run(settings: Settings, scratch: Path | None, results: Path) -> int:
         print(f"written: {path}")
     for case in campaign.cases:
         print(f"{case.wrong}  {case.where}: {case.words}", file=sys.stderr)
-    return 1 if campaign.cases else 0
+    is_short = len(campaign.outcomes) < settings.count
+    if is_short:
+        print(
+            f"count={settings.count}: only {len(campaign.outcomes)} faults were injected in {campaign.rounds} rounds",
+            file=sys.stderr,
+        )
+    return 1 if campaign.cases or is_short else 0
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Parse the words and run the campaign. Exit code 1 where a result is wrong, 2 for bad words."""
+    """Parse the words and run the campaign. Exit codes: those of `run`, and 2 for bad words."""
     parser = argparse.ArgumentParser(prog="python -m harness.devtools.faults", description=__doc__)
     parser.add_argument("--count", type=int, default=200, help="faults to inject, at least (default: 200)")
     parser.add_argument("--seed", type=int, default=0, help="of the schedule (default: 0)")
     parser.add_argument("--kinds", help="comma-separated kinds of faults (default: all)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="cells at a time (default: cores)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="cells at a time (default: cores)")
     parser.add_argument("--scratch", type=Path, help="new folder that keeps what happened (default: a temporary one)")
     parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
     a = parser.parse_args(words)
@@ -59,8 +68,10 @@ def main(words: Sequence[str] | None = None) -> int:
     for kind in kinds:
         if kind not in FORMS:
             parser.error(f"kinds={kind}: unknown; {nearest(kind, FORMS)}")
-    if a.scratch is not None and a.scratch.exists() and any(a.scratch.iterdir()):
-        parser.error(f"scratch={a.scratch}: not empty; give a new folder")
+    if a.scratch is not None and a.scratch.exists() and (not a.scratch.is_dir() or any(a.scratch.iterdir())):
+        parser.error(f"scratch={a.scratch}: not an empty folder; give a new one")
+    if a.results.exists() and not a.results.is_dir():
+        parser.error(f"results={a.results}: not a folder")
     rounds = max(1, a.workers // 2)
     settings = Settings(
         count=a.count, seed=a.seed, kinds=kinds, rounds_at_a_time=rounds, workers=max(1, a.workers // rounds)

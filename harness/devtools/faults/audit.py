@@ -32,6 +32,10 @@ UNMEASURED = ("sync/code_flip_rate",)
 """Columns that a resumed run leaves empty (NaN) at its first step, having nothing to compare with; counted apart."""
 
 
+Series = Mapping[str, Sequence[Any]]
+"""Column -> a value per step."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """Something that is wrong."""
@@ -57,6 +61,7 @@ def audit_cells(
         path = records / f"{cell}.json"
         try:
             found = read_result(path)
+            series = read_series(records, cell) if found.num_steps else {}
         except ValueError as error:
             cases.append(Case(wrong="lost", where=where, words=str(error)))
             continue
@@ -67,7 +72,8 @@ def audit_cells(
         if others or ends[cell] > 1:
             words = f"ran to its end {ends[cell]} times; other records: {', '.join(map(str, others)) or 'none'}"
             cases.append(Case(wrong="duplicated", where=where, words=words))
-        if words := mislabelled(found, config, read_result(reference / path.name), records, reference, diverging):
+        true = read_result(reference / path.name), read_series(reference, cell)
+        if words := mislabelled(found, series, config, *true, diverging.get(cell)):
             cases.append(Case(wrong="mislabelled", where=where, words=words))
     planned = {run_id(config) for config in cells}
     for path in records.glob("*.json"):
@@ -77,10 +83,10 @@ def audit_cells(
 
 
 def mislabelled(
-    found: RunResult, config: RunConfig, true: RunResult, records: Path, reference: Path, diverging: Mapping[str, Fault]
+    found: RunResult, series: Series, config: RunConfig, true: RunResult, true_series: Series, fault: Fault | None
 ) -> str:
-    """Difference between a finished record and what it should say; empty where it is right."""
-    fault = diverging.get(found.run_id)
+    """Difference between a finished record and what it should say; empty where it is right. `fault`: by which it must
+    have diverged."""
     expected = "ok" if fault is None else "diverged"
     if found.status != expected:
         return f"{found.status} where it should be {expected}: {found.reason}"
@@ -94,12 +100,12 @@ def mislabelled(
         return "evaluations differ from the undisturbed run"
     if found.num_steps < last:
         return f"{found.num_steps} steps recorded, {last} done"
-    if name := differing(read_series(records, found.run_id), read_series(reference, true.run_id), last):
+    if name := differing(series, true_series, last):
         return f"series {name} differs from the undisturbed run"
     return ""
 
 
-def differing(found: Mapping[str, Sequence[Any]], true: Mapping[str, Sequence[Any]], steps: int) -> str:
+def differing(found: Series, true: Series, steps: int) -> str:
     """The first column that differs within so many steps, NaN equal to NaN; empty where none does."""
     for name in [name for name in true if not name.startswith(TIMED)]:
         left, right = found.get(name, ())[:steps], true[name][:steps]
@@ -111,10 +117,14 @@ def differing(found: Mapping[str, Sequence[Any]], true: Mapping[str, Sequence[An
 
 
 def unmeasured(records: Path, reference: Path) -> int:
-    """Number of values of UNMEASURED that the records lack that the undisturbed ones have."""
+    """Number of values of UNMEASURED that the undisturbed records have and these lack; series that cannot be read are
+    cases of the audit."""
     count = 0
     for path in records.glob("*.parquet"):
-        found, true = read_series(records, path.stem), read_series(reference, path.stem)
+        try:
+            found, true = read_series(records, path.stem), read_series(reference, path.stem)
+        except ValueError:
+            continue
         for name in [name for name in UNMEASURED if name in found]:
             pairs = zip(found[name], true[name], strict=False)
             count += sum(_is_nan(a) and not _is_nan(b) for a, b in pairs)
@@ -166,4 +176,9 @@ def audit_leftovers(results: Path, control: Path) -> list[Case]:
 
 
 def _is_ok(results: Path, cell: str) -> bool:
-    return any(read_result(path).status == "ok" for path in runs_folder(results).rglob(f"{cell}.json"))
+    """Has the cell an ok record? One that cannot be read is none."""
+    for path in runs_folder(results).rglob(f"{cell}.json"):
+        with suppress(ValueError):
+            if read_result(path).status == "ok":
+                return True
+    return False

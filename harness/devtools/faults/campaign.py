@@ -48,7 +48,7 @@ class Campaign:
 
 
 def run_campaign(settings: Settings, scratch: Path, bases: Path, tell: Callable[[str, int], None]) -> Campaign:
-    """Run rounds below `scratch` until `settings.count` faults were injected.
+    """Run rounds below `scratch` until `settings.count` faults were injected, four more than that many rounds at most.
 
     `bases` may hold the trained base of the cells. Raises RuntimeError where the undisturbed reference does not finish.
     """

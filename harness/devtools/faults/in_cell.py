@@ -56,7 +56,7 @@ def stages(injector: Injector) -> Stages:
 
     def save_state(path: Path, state: dict[str, Any]) -> None:
         if injector.due(("kill",), ("saving",)):
-            path.with_suffix(".part").write_bytes(b"\x50\x4b" * HALF)
+            path.with_suffix(".part").write_bytes(b"\x50\x4b" * (HALF // 2))
             os.kill(os.getpid(), signal.SIGKILL)
         with full_disk(injector, "state"):
             usual.save_state(path, state)

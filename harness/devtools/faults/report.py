@@ -30,6 +30,7 @@ NAMES = {
     "mlflow": "MLflow down", "twin": "two sweeps at once",
 }  # fmt: skip
 """Kind -> what a reader calls it."""
+EQUAL = " Everything else that is measured equals the undisturbed run bit for bit, times left out."
 COLOURS = ("#009E73", "#0072B2", "#56B4E9", "#E69F00")
 
 
@@ -78,8 +79,7 @@ def table(data: Mapping[str, Any]) -> str:
     lines += [
         markdown_table(("fault", "injected", "recovered", *OUTCOMES, "median s to recovery"), rows),
         "", f"A resumed run leaves the flip rate of its first step empty, {data['unmeasured']} values here: it has no "
-        "earlier codes to compare with. Everything else that is measured equals the undisturbed run bit for bit, times "
-        "left out.", "",
+        f"earlier codes to compare with.{'' if data['cases'] else EQUAL}", "",
         f"{data['ended_by_hand']} cells were stopped (SIGSTOP) when their sweep was killed and had to be ended by "
         "hand: a stopped process notices nothing and keeps its folder locked.", "",
         "Recovery is the cell's next step or its record; for what the sweep refuses, the refusal.", "",
@@ -101,7 +101,7 @@ def figure(data: Mapping[str, Any]) -> Figure:
     for row, kind in enumerate(kinds):
         left.text(start[kind] + 0.4, row, str(data["kinds"][kind]["injected"]), va="center", fontsize=7, color=INK)
     left.set_yticks(range(len(kinds)), [NAMES[kind] for kind in kinds])
-    left.set_xlim(0, max(start.values()) * 1.08)
+    left.set_xlim(0, max(1, *start.values()) * 1.08)
     left.set_xlabel("faults injected")
     left.tick_params(axis="y", length=0)
     _draw_seconds(right, [data["kinds"][kind]["recovery_s"] for kind in kinds])

@@ -60,7 +60,7 @@ def endless(kinds: Sequence[str], seed: int) -> Iterator[tuple[str, str]]:
 def plan_round(
     following: Iterator[tuple[str, str]], seed: int, number: int, cells: int, steps: int, size: int
 ) -> Round:
-    """The next `size` faults over `cells` cells of `steps` steps each, most endings first used up by no single cell."""
+    """The next `size` faults of `following`, dealt out evenly over `cells` cells of `steps` steps each."""
     rng = random.Random(stable_seed(seed, "fault round", number))
     by_cell: list[list[tuple[str, str]]] = [[] for _ in range(cells)]
     outside: list[tuple[str, str]] = []

@@ -142,6 +142,8 @@ def _base_start(fault: Fault, opened: OpenRound, missing: Sequence[RunConfig]) -
         _check_same(opened, path, done.after[path])
         if f"base folder {path.parent} is damaged" in said[0]:
             opened.told(fault.id, "reported")
+        elif codes == [1]:
+            opened.found_wrong("unreported", "cells failed and none named the damaged base", path)
         restore(done.before, done.hit.values())
 
     return SweepStart(cells=cells, needs_quiet=True, before=before, after=after)
