@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.config.load import of_folder
+from harness.config.load import of_folder, quoted
 from harness.devtools.bench.runner import (
     add_device_and_out,
     add_numbers,
@@ -102,7 +102,7 @@ def write_tokenizer(folder: Path, texts: Sequence[str], size: int, chat: str | N
 
 def words_of(folder: Path, size: str, precision: str, given: argparse.Namespace) -> list[str]:
     """Overrides of one cell."""
-    data, method = given.data.absolute(), "bf16" if precision == "bf16" else CORRECTED
+    data, method = quoted(str(given.data.absolute())), "bf16" if precision == "bf16" else CORRECTED
     evaluation = f"task:gsm8k,path:{data},num:{given.questions},k:{given.samples},max_new_tokens:{given.tokens}"
     words = [
         f"method={method}", f"precision={precision}", *of_folder(folder),

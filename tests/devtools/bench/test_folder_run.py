@@ -26,7 +26,8 @@ CELL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Questions in the form of GSM8K."""
-    folder = tmp_path_factory.mktemp("gsm8k")
+    folder = tmp_path_factory.mktemp("x") / "my data, gsm8k"  # no plain word of a command line
+    folder.mkdir()
     for split, numbers in (("train", range(8, 40)), ("test", range(8))):
         rows = [
             {"question": f"Tom has {i} apples and buys {i + 1} more. How many?", "answer": f"So.\n#### {2 * i + 1}"}
