@@ -24,10 +24,13 @@ def module_command(module: str, *words: str) -> list[str]:
 
 
 def code_path() -> dict[str, str]:
-    """PYTHONPATH for such a process: the folder of `harness` and `methods`, then what it already holds, as absolute
-    paths, since the process may have another working directory."""
-    held = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *held]))}
+    """PYTHONPATH for such a process: the folder of `harness` and `methods`, then what it already holds."""
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *absolute(os.environ.get("PYTHONPATH", ""))]))}
+
+
+def absolute(path: str) -> list[str]:
+    """The folders of a PYTHONPATH as absolute paths, since a process may have another working directory."""
+    return [str(Path(folder).absolute()) for folder in path.split(os.pathsep) if folder]
 
 
 def exit_code(command: Sequence[str], limit_s: float, **options: Any) -> int | None:

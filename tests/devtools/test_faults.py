@@ -7,6 +7,8 @@ import math
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import urllib.request
@@ -355,8 +357,10 @@ def test_fewer_faults_than_asked_for_are_no_success(
 
 def test_the_figure_shows_every_fault() -> None:
     data = json.loads((ROOT / "results" / report.FILE).read_text(encoding="utf-8"))
-    left = report.figure(data).axes[0]
+    left, right = report.figure(data).axes
     assert sum(bar.get_width() for bar in left.patches) == data["totals"]["injected"]  # type: ignore[attr-defined]
+    medians = {line.get_xdata()[0] for line in right.lines if line.get_marker() == "|"}  # type: ignore[index]
+    assert medians == {kind["recovery_s_median"] for kind in data["kinds"].values()}
 
 
 @pytest.mark.parametrize(
@@ -399,6 +403,10 @@ def test_a_tracking_server_fails_as_it_should(form: str, first: str, second: str
             return str(error)
 
     with mlflow(form) as address:
+        if form == "error":  # one who does not wait for the answer changes nothing for others
+            port = int(address.rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert first in answer(address)
         assert second in answer(address)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.devtools.bench import runner
 from harness.foundation import bytecode_cache
+from harness.foundation.did_you_mean import nearest
 
 BENCHES = (
     "coverage",
@@ -32,7 +33,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(listing())
         return 0
     if name not in BENCHES:
-        print(f"bench: {name!r} is unknown; valid: {', '.join(BENCHES)}", file=sys.stderr)
+        print(f"bench: {name!r} is unknown; {nearest(name, BENCHES)}", file=sys.stderr)
         return 2
     return runner.run(name, rest)
 

@@ -49,7 +49,7 @@ from harness.devtools.bench.runner import (
 )
 from harness.devtools.bench.trl_step import Settings, numbers
 from harness.engines.vllm.settings import DEFAULTS
-from harness.foundation.own_process import exit_code, module_command
+from harness.foundation.own_process import absolute, exit_code, module_command
 from harness.foundation.process_log import last_words
 from harness.foundation.provenance import ROOT, commit, cpu_name
 from harness.foundation.seeds import generator
@@ -163,7 +163,7 @@ def measure(peer: str, folder: Path, given: Settings, asked: argparse.Namespace)
     elif peer == "TRL":
         path = asked.trl_path or ""
         script = str(ROOT / "harness/devtools/bench/trl_step.py")
-        command = [asked.trl_python or sys.executable, script, model, values]
+        command = [str(Path(asked.trl_python or sys.executable).absolute()), script, model, values]
     elif given.device == "cpu":
         return {"failed": "verl is compared on a GPU only"}
     else:
@@ -171,9 +171,10 @@ def measure(peer: str, folder: Path, given: Settings, asked: argparse.Namespace)
     log = folder / f"{peer.partition(',')[0]}-{POLL_S.get(peer, 0):g}"
     inherited = "" if peer == "TRL" and asked.trl_python else os.environ.get("PYTHONPATH", "")
     environment = DEFAULTS | os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (path, inherited))), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
-        "VERL_FILE_LOGGER_PATH": f"{log}.jsonl", "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join([*absolute(path), *absolute(inherited)]), "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1", "VERL_FILE_LOGGER_PATH": f"{log}.jsonl", "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
     if peer == "TRL":
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its launcher of vLLM asks for that

@@ -104,7 +104,7 @@ def figure(data: Mapping[str, Any]) -> Figure:
     left.set_xlim(0, max(1, *start.values()) * 1.08)
     left.set_xlabel("faults injected")
     left.tick_params(axis="y", length=0)
-    _draw_seconds(right, [data["kinds"][kind]["recovery_s"] for kind in kinds])
+    _draw_seconds(right, [data["kinds"][kind] for kind in kinds])
     sums = data["totals"]
     title = f"{sums['injected']} faults, {sums['records']} records: " + ", ".join(f"{sums[w]} {w}" for w in WRONGS[:3])
     left.set_title(title)
@@ -112,12 +112,13 @@ def figure(data: Mapping[str, Any]) -> Figure:
     return drawn
 
 
-def _draw_seconds(axes: Axes, rows: list[list[float]]) -> None:
+def _draw_seconds(axes: Axes, kinds: list[Mapping[str, Any]]) -> None:
     """A dot per fault, a bar at the median."""
-    for row, seconds in enumerate(rows):
+    for row, kind in enumerate(kinds):
+        seconds = kind["recovery_s"]
         axes.plot(seconds, [row] * len(seconds), "o", color="#0072B2", alpha=0.35, markersize=3, markeredgewidth=0)
         if seconds:
-            axes.plot(seconds[len(seconds) // 2], row, "|", color=INK, markersize=9, markeredgewidth=1.4)
+            axes.plot(kind["recovery_s_median"], row, "|", color=INK, markersize=9, markeredgewidth=1.4)
     axes.set_xscale("log")
     axes.set_xlabel("seconds to recovery (bar: median)")
     axes.grid(axis="y", visible=False)

@@ -76,19 +76,21 @@ def test_a_peer_that_cannot_run_leaves_its_last_words(tmp_path: Path) -> None:
     assert "No module named" in peers.measure("TRL", tmp_path, GIVEN, options)["failed"]
 
 
-def test_a_peer_that_takes_too_long_is_said_to(tmp_path: Path) -> None:
+def test_a_peer_that_takes_too_long_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it printed last: a warning would else be taken for the reason."""
     (tmp_path / "m").mkdir()
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\necho 'ValueError: no token'; echo 'UserWarning: ImportError: x'; exec sleep 60\n")
     slow.chmod(0o755)
+    monkeypatch.chdir(tmp_path.parent)  # a path from where the bench runs; peers run elsewhere
+    slow = slow.relative_to(tmp_path.parent)
     options = argparse.Namespace(trl_python=str(slow), trl_path=None, verl_path=None, engine="embedded", limit_s=0.5)
     found = peers.measure("TRL", tmp_path, GIVEN, options)
     assert found["failed"] == "the limit of 0.5 s was reached; last words: ValueError: no token"
     assert 0.5 <= found["all_s"] < 30
 
 
-def test_steps_that_verl_made_before_the_limit_count(tmp_path: Path) -> None:
+def test_steps_that_verl_made_before_the_limit_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "m").mkdir()
     package = tmp_path / "path" / "verl" / "trainer"
     package.mkdir(parents=True)
@@ -100,7 +102,10 @@ def test_steps_that_verl_made_before_the_limit_count(tmp_path: Path) -> None:
         "time.sleep(60)\n"
     )
     given = Settings(**{**GIVEN.__dict__, "device": "cuda"})
-    options = argparse.Namespace(verl_path=str(package.parents[1]), trl_path=None, trl_python=None, limit_s=4.0)
+    monkeypatch.chdir(tmp_path.parent)
+    options = argparse.Namespace(
+        verl_path=str(package.parents[1].relative_to(tmp_path.parent)), trl_path=None, trl_python=None, limit_s=4.0
+    )
     found = peers.measure("verl", tmp_path, given, options)
     assert (found["steps"], found["stages"]) == ([1.0, 3.0], {"gen": [0.5, 1.5]})
     assert found["cut"].startswith("the limit of 4 s was reached") and "failed" not in found

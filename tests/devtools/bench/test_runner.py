@@ -26,7 +26,7 @@ def test_every_bench_is_listed_with_its_first_line_and_can_be_called(capsys: pyt
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["headd"], "bench: 'headd' is unknown; valid: coverage, "),
+        (["headd"], "bench: 'headd' is unknown; nearest: head; valid: coverage, "),
         (["head", "--device", "cpu", "--repeats", "0"], "head: --repeats: 0; valid: >= 1"),
         (["coverage", "--sims", "0"], "coverage: --sims: 0; valid: >= 1"),
         (["coverage", "--sims", "-5"], "coverage: --sims: -5; valid: >= 1"),
