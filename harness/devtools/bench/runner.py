@@ -101,7 +101,7 @@ def settings_of(given: argparse.Namespace, names: Sequence[str], later: Mapping[
 
 
 def read_found(path: Path) -> dict[str, Any]:
-    """What a bench wrote before. Raises ValueError naming a file that is no JSON object."""
+    """Findings that a bench wrote before. Raises ValueError naming a file that is no JSON object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
