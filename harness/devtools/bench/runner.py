@@ -112,9 +112,15 @@ def read_found(path: Path) -> dict[str, Any]:
 
 
 def kept(path: Path, name: str, **head: object) -> dict[str, Any]:
-    """Cells or runs, as `name` says, that an earlier call left in the file, where all of `head` is the same there."""
+    """Cells or runs, as `name` says, that an earlier call left in the file, where all of `head` is the same there.
+
+    Where it is not, a line on standard error says so: the file is written anew. Raises ValueError as `read_found` does.
+    """
     old = read_found(path) if path.exists() else {}
-    return old.get(name, {}) if all(old.get(key) == value for key, value in head.items()) else {}
+    if not old or not (other := [key for key, value in head.items() if old.get(key) != value]):
+        return old.get(name, {})
+    print(f"{path}: {', '.join(other)}: not as in this call; nothing of the file is kept", file=sys.stderr)
+    return {}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

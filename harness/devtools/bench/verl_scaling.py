@@ -215,7 +215,7 @@ def run(given: argparse.Namespace) -> Found:
     cells = kept(given.out, "cells", settings=head["settings"])
     began = time.monotonic()
     for size in given.size:
-        folder = Path(given.work).absolute() / f"model-{size}"
+        folder = Path(given.work).absolute() / f"model-{size}{'-drawn' if given.drawn else ''}"
         for gpus in given.gpus:
             for precision in given.precision:
                 name = f"{size} {gpus} {precision}"

@@ -89,7 +89,7 @@ def test_a_share_of_a_gpu_is_one(name: str, share: str, tmp_path: Path, capsys: 
     assert capsys.readouterr().err.endswith(f": --gpu-memory: {share}; valid: above 0, below 1\n")
 
 
-def test_an_earlier_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_earlier_file_is_kept_read_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.json"
     assert runner.kept(path, "cells", settings=1) == {}
     for text in ('{"cells": ', "[]"):
@@ -97,8 +97,10 @@ def test_an_earlier_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"x\.json: not a JSON file of a bench: "):
             runner.kept(path, "cells", settings=1)
     runner.save(path, {"cells": {"a": 2}, "settings": 1})
-    assert runner.kept(path, "cells", settings=1) == {"a": 2}
-    assert runner.kept(path, "cells", settings=2) == {}
+    assert runner.kept(path, "cells", settings=1) == {"a": 2} and capsys.readouterr().err == ""
+    assert runner.kept(path, "cells", settings=2, model="7b") == {}
+    said = f"{path}: settings, model: not as in this call; nothing of the file is kept\n"
+    assert capsys.readouterr().err == said
 
 
 def test_settings_have_options_that_came_later_where_they_are_not_as_usual() -> None:

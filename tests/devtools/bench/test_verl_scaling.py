@@ -117,6 +117,27 @@ def test_what_a_plan_of_a_full_update_refuses_is_run_as_it_is_said(tmp_path: Pat
     checks.check_shared_engine(launch, compose(config).plan, load_config(tmp_path / "m"))
 
 
+def test_a_folder_without_weights_is_not_taken_for_one_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that an interrupted run left."""
+    taken: list[bool] = []
+
+    def measure(folder: Path, *_: object) -> dict[str, object]:
+        taken.append(any(folder.glob("*.safetensors")))
+        if len(taken) == 1:
+            raise KeyboardInterrupt
+        return CELL | {"steps": [1.0, 1.0]}
+
+    monkeypatch.setattr(verl_scaling, "measure", measure)
+    words = ["--out", str(tmp_path / "x.json"), "--work", str(tmp_path), "--device", "cpu", "--size", "toy", "--gpus",
+             "1", "--precision", "bf16"]  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        runner.run("verl_scaling", [*words, "--drawn"])
+    assert runner.run("verl_scaling", words) == 0
+    assert taken == [False, True]
+
+
 def test_settings_that_came_later_leave_finished_cells_of_older_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
