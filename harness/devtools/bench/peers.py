@@ -12,7 +12,8 @@ and lengths, BF16 products over float32 masters and vLLM colocated (on a CPU: fl
 TRL), one update per batch, no KL, micro-batches of as many rows, layer checkpoints for all or for none. Every
 peer is a process with a PYTHONPATH of its own, for TRL breaks verl. verl runs twice: as it is, where it looks for
 finished generations every 2 s, and asked every 0.05 s (`peer_verl_sampler.py`). Responses never end by themselves.
-Steps of the warm-up are dropped; what is shown are medians and 90 % quantiles. A peer that cannot run is recorded with
+Steps of the warm-up are dropped; what is shown are medians and 90 % quantiles of the steps, medians of their stages.
+TRL's stages are those that it times itself, of which some lie inside others. A peer that cannot run is recorded with
 its last words. Left out: verl on a CPU.
 `make oracles NAME=trl` makes that environment of TRL.
 """

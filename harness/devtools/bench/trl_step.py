@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +63,7 @@ def arguments(given: Settings, out: str, eos_id: int) -> dict[str, Any]:
 
 
 def measure(folder: str, given: Settings) -> tuple[list[float], dict[str, list[float]]]:
-    """Train with GRPOTrainer: (seconds of every step, seconds of what TRL itself times, per call), both behind the
-    warm-up."""
+    """Train with GRPOTrainer: (seconds of every step after the warm-up, seconds in each of what TRL itself times)."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -71,10 +71,10 @@ def measure(folder: str, given: Settings) -> tuple[list[float], dict[str, list[f
     from trl.extras import profiling
 
     torch.set_num_threads(1)
-    marks, stages = list[float](), dict[str, list[float]]()
+    marks, stages, spent = list[float](), dict[str, list[float]](), defaultdict[str, float](float)
 
     def keep(self: Any, seconds: float) -> None:
-        stages.setdefault(self.name, []).append(seconds)
+        spent[self.name] += seconds
 
     profiling.ProfilingContext._log_metrics = keep
 
@@ -85,8 +85,10 @@ def measure(folder: str, given: Settings) -> tuple[list[float], dict[str, list[f
             if given.device == "cuda":
                 torch.cuda.synchronize()
             marks.append(time.perf_counter())
-            if len(marks) == given.warm_up:
-                stages.clear()
+            if len(marks) > given.warm_up:
+                for name, seconds in spent.items():
+                    stages.setdefault(name, []).append(seconds)
+            spent.clear()
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -163,8 +163,11 @@ def test_runs_of_another_engine_are_not_kept(tmp_path: Path, monkeypatch: pytest
     assert asked == ["ours vllm", "TRL vllm", "TRL embedded", "TRL vllm"]
 
 
-def test_trl_is_timed_behind_the_warm_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Stand-ins of TRL and its packages: four steps, of which each has a stage that takes as many seconds."""
+def test_trls_stages_are_summed_over_each_step_after_the_warm_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Stand-ins of TRL and its packages: four steps, in each of which a stage comes twice and takes as many seconds in
+    all as the step's number."""
 
     class Context:
         name = "generate"
@@ -177,7 +180,8 @@ def test_trl_is_timed_behind_the_warm_up(monkeypatch: pytest.MonkeyPatch, tmp_pa
         def train(self) -> None:
             assert len(set(self.texts["prompt"])) == 16 and {len(text) for text in self.texts["prompt"]} == {6}
             for step in range(1, 5):
-                Context._log_metrics(Context(), float(step))
+                for _ in range(2):
+                    Context._log_metrics(Context(), step / 2)
                 self.callback.on_step_end(None, None, None)
 
     def anything(*args: Any, **named: Any) -> SimpleNamespace:
