@@ -49,10 +49,9 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
 
 
 def _check_positions(config: RunConfig) -> None:
-    """Raises ValueError where a folder's model has too few positions for the longest prompt with a whole response, or
-    fewer than the engine is to make room for: an engine would stop at the first long one, or take fewer silently."""
-    shape = None if config.model.path is None else shape_to_check(config.model)
-    if shape is None:
+    """Raises ValueError where the model has too few positions for the longest prompt with a whole response, or fewer
+    than the engine is to make room for: an engine would stop at the first long one, or take fewer silently."""
+    if (shape := shape_to_check(config.model)) is None:
         return
     positions = shape.max_positions
     asked = [("engine.max_new_tokens", config.engine.max_new_tokens, config.task.options)]
