@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from harness.cli import completion
-from harness.cli.options import check_results
+from harness.cli.options import check_repeated, check_results
 from harness.foundation import bytecode_cache
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.project_files import HOME, RESULTS, bring_results
@@ -133,6 +133,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         if wrong:
             raise ValueError(f"{command}: unknown arguments {' '.join(wrong)}; see lowbit {command} --help")
         getattr(arguments, name).extend(rest)
+    for name in LISTS:
+        check_repeated(getattr(arguments, name, ()))
     return arguments
 
 

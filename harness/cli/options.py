@@ -134,6 +134,17 @@ def check_beside(a: argparse.Namespace, way: str, **unset: object) -> None:
         raise ValueError(f"{a.command}: --{given.replace('_', '-')} does not go with {way}")
 
 
+def check_repeated(overrides: Iterable[str]) -> None:
+    """Raises ValueError for two overrides of a command line with one key, of which only the last would count."""
+    found = dict[str, str]()
+    for word in overrides:
+        key, sign, _ = word.partition("=")
+        key = key.lstrip("+")
+        if sign and key in found:
+            raise ValueError(f"{word}: {found[key]} is given, too; valid: one of them")
+        found[key] = word
+
+
 def check_untrained(overrides: Iterable[str]) -> None:
     """Raises ValueError for a setting of the optimizer, for a command that trains nothing."""
     for word in overrides:
