@@ -134,15 +134,16 @@ def check_beside(a: argparse.Namespace, way: str, **unset: object) -> None:
         raise ValueError(f"{a.command}: --{given.replace('_', '-')} does not go with {way}")
 
 
-def check_repeated(overrides: Iterable[str]) -> None:
-    """Raises ValueError for two overrides of a command line with one key, of which only the last would count."""
-    found = dict[str, str]()
+def without_effect(overrides: Iterable[str]) -> list[str]:
+    """Remarks on overrides of a command line that a later one of their key replaces, one line each."""
+    found, remarks = dict[str, str](), list[str]()
     for word in overrides:
         key, sign, _ = word.partition("=")
-        key = key.lstrip("+")
-        if sign and key in found:
-            raise ValueError(f"{word}: {found[key]} is given, too; valid: one of them")
+        other = found.get(key := key.lstrip("+"), word)
+        if sign and other != word:
+            remarks.append(f"{other} has no effect: {word} comes later")
         found[key] = word
+    return remarks
 
 
 def check_untrained(overrides: Iterable[str]) -> None:
