@@ -170,7 +170,7 @@ def test_the_python_interface_works_from_outside_the_repository(tmp_path: Path) 
         ["flashrl", "int4", "1", "bf16", "bf16"], ["naive", "int4", "1", "bf16", "bf16"]
     ]  # fmt: skip
     assert contrast == ["arm", "control", "difference", "verdict"]
-    assert last.split()[:4] == ["flashrl", "int4", "naive", "int4"] and last.endswith("  cannot tell")  # of one seed
+    assert last.split()[:4] == ["flashrl", "int4", "naive", "int4"] and last.endswith(" cannot tell")  # of one seed
 
 
 def test_the_python_example_tells_a_wrong_folder_in_one_line(tmp_path: Path) -> None:
