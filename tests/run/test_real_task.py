@@ -153,7 +153,7 @@ def test_what_does_not_fit_the_positions_is_refused_before_a_run(folder: Path) -
 def test_the_longest_prompt_with_a_whole_response_is_held_against_the_room_before_a_run(
     trainer: str, folder: Path, tmp_path: Path
 ) -> None:
-    """Of both splits: here the longest prompt is a training question."""
+    """Both splits count: here the longest prompt is a training question."""
     for split, question in (("train", "y" * 60), ("test", "y" * 5)):
         row = {"question": question, "answer": "#### 1"}
         (tmp_path / f"{split}.jsonl").write_text(json.dumps(row), encoding="utf-8")

@@ -2,7 +2,7 @@
 
     driver (this module)                         node
     queue, records, states   --- job, bases -->  actor (harness.sweep.launchers.ray_cell)
-                             <-- step, state --    local launcher, scratch folder
+                       <-- step, state, base --    local launcher, scratch folder
                              <-- record ------       python -m harness.run.cell
 
 The driver alone writes results, so a cluster needs no shared folder; models and task data that a config names by path
