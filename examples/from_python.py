@@ -2,7 +2,7 @@
 
     python from_python.py RESULTS_FOLDER
 
-It runs three tiny cells on a CPU, in seconds, or in a minute where the base model is not there yet.
+It runs four tiny cells on a CPU, in seconds, or in a minute where the base model is not there yet.
 """
 
 import sys
@@ -29,20 +29,20 @@ def main(results: Path) -> None:
     series = read_series(results / "runs" / "runs", record.run_id)
     print(record.status, record.name, f"k3 of the last step {series['mismatch/kl_k3'][-1]:.2e}")
 
-    file = results / "two_arms.yaml"
+    file = results / "three_arms.yaml"
     file.write_text(
-        "question: Does INT4 cost accuracy?\n"
+        "question: Does INT4 cost accuracy, and does TIS give it back?\n"
         f"overrides: [{', '.join(TINY)}]\n"
-        "arms:\n  - {method: bf16}\n  - {method: naive, precision: int4}\n"
+        "arms:\n  - {method: bf16}\n  - {method: [naive, flashrl], precision: int4}\n"
         "seeds: [0]\n"
     )
     sweep = read_sweep(str(file))
     planned = plan(sweep)
     run_sweep(planned, Launch(results=str(results), sweep=sweep.name), workers=1, on_event=lambda event: None)
     records = read_results(results / "runs" / sweep.name)
-    table = leaderboard(records)
-    print(table[["method", "precision", "seeds", "auc"]].to_string(index=False))
-    print(len(contrasts(records, baseline="bf16")), "contrasts with bf16 at the same precision")
+    judged = ["control", "difference", "verdict"]
+    print(leaderboard(records)[["arm", "seeds", "auc", *judged]].to_string(index=False))  # against BF16 rollouts
+    print(contrasts(records, baseline="naive")[["arm", *judged]].to_string(index=False))  # at the same precision
 
 
 if __name__ == "__main__":

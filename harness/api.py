@@ -395,6 +395,9 @@ class Part:
     """Steps of a run below which the part changes nothing; fewer are warned of."""
     tuned: ClassVar[tuple[str, ...]] = ()
     """Knobs whose defaults suit the models made here: with a Hugging Face model they must be given."""
+    demonstrations: ClassVar[tuple[str, str] | None] = None
+    """Setting of a knob that reads the task's demonstrations, and one that does not, such as ("data=dataset",
+    "data=teacher"): a task without demonstrations is then refused. None: the part does without."""
     idle_by: ClassVar[Mapping[str, str]] = {}
     """Hook -> the setting of a knob that makes it `idle`, such as "protocol=inference"."""
 

@@ -59,6 +59,11 @@ class KD(Part):
         """The learning rate, where there is a stage."""
         return () if self.objective == "none" else ("lr",)
 
+    @property
+    def demonstrations(self) -> tuple[str, str] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Its text, where that is the task's."""
+        return ("data=dataset", "data=teacher") if self.objective != "none" and self.data == "dataset" else None
+
     def __post_init__(self) -> None:
         if not 0.0 < self.alpha < 1.0 or self.temperature <= 0:
             raise ValueError(f"KD.alpha, temperature: {self.alpha}, {self.temperature}; choose 0 < alpha < 1, above 0")
@@ -105,10 +110,7 @@ class KD(Part):
     def _texts(self, site: Site) -> Texts:
         if self.data == "teacher":
             return texts_of(sampled(site, self.num_responses, "distillation"))
-        pairs = site.demonstrations(self.num_responses * len(site.calibration))
-        if not pairs:
-            raise ValueError("KD.data=dataset: the task has no demonstrations; choose teacher")
-        return texts_of(pairs)
+        return texts_of(site.demonstrations(self.num_responses * len(site.calibration)))
 
 
 METHOD = Method(

@@ -74,12 +74,31 @@ class Compensation(Part):
         if min(self.lr, self.updates, self.batch_size, self.validate_every, self.patience, self.loftq_steps) <= 0:
             raise ValueError(f"{own}: lr, updates, batch_size, validate_every, patience, loftq_steps must be positive")
 
+    @property
+    def local(self) -> tuple[str, Local]:
+        """Knob that says what is made in closed form, and its value."""
+        return ("fit_from", self.fit_from) if self.start == "rilq" else ("start", self.start)
+
+    def check(self, plan: Plan, parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]] | None) -> None:
+        knob, kind = self.local
+        if plan.adapters is None or kind == "none" or shapes is None:
+            return
+        modules = adapter_start.modules_of(shapes, plan.adapters.targets)
+        size, module = min((min(shapes[f"{module}.weight"]), module) for module in modules)
+        if (rank := plan.adapters.rank) > size:
+            owner = next(type(p).__name__ for p in parts if getattr(p, "rank", None) == rank)
+            other = "start=rilq" if knob == "start" else "fit_from=none"
+            raise ValueError(
+                f"knobs.{owner}.rank={rank}: {knob}={kind} factors every layer, and {module} has {size} rows or "
+                f"columns; valid: 1 to {size}, or knobs.{type(self).__name__}.{other}"
+            )
+
     def adapters(self, site: Site, base: nn.Module, plan: Plan) -> dict[str, Tensor]:
         """The adapters of `base` as it was built, and LoftQ's shifts where it has them."""
         texts = site_texts(site, self.sequences, self.sampled_frac, self.tokens, stable_seed(site.seed, "rilq"))
         texts = texts.to(next(base.parameters()).device)
-        teacher, kind = site.wrap(site.build(site.checkpoint)), self.fit_from if self.start == "rilq" else self.start
-        held = self.closed_form(kind, teacher, base, texts, plan, site.fixed, site.seed)
+        teacher = site.wrap(site.build(site.checkpoint))
+        held = self.closed_form(self.local[1], teacher, base, texts, plan, site.fixed, site.seed)
         if self.start == "rilq":
             held |= self.fitted(teacher, base, held, texts, plan, site.fixed)[0]
         return held
@@ -138,6 +157,7 @@ class RILQ(Compensation):
         names = [type(p).__name__ for p in parts if isinstance(p, RILQ)]
         if len(names) > 1:
             raise ValueError(f"parts {' and '.join(names)} both send adapters; choose one")
+        super().check(plan, parts, shapes)
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         base = site.build(site.checkpoint)

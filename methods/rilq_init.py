@@ -36,6 +36,7 @@ class RILQInit(Compensation):
     def check(self, plan: Plan, parts: Sequence[Part], shapes: Mapping[str, tuple[int, ...]] | None) -> None:
         if plan.adapters is None or not plan.adapters.is_trained or plan.adapters.site != "both":
             raise ValueError("RILQInit: no part plans trained adapters at both sites; add qlora.LoRA")
+        super().check(plan, parts, shapes)
 
     def prepare(self, site: Site, plan: Plan) -> tuple[nn.Module | None, dict[str, Tensor]]:
         base = site.build(site.checkpoint)

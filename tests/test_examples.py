@@ -163,12 +163,14 @@ def test_the_python_interface_works_from_outside_the_repository(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     cell, *table, last = done.stdout.splitlines()
     assert re.fullmatch(r"ok flashrl-int4-xs-chain8-b0-s0 k3 of the last step \d\.\d\de-0\d", cell)
-    assert [line.split()[:3] for line in table] == [
-        ["method", "precision", "seeds"],
-        ["bf16", "bf16", "1"],
-        ["naive", "int4", "1"],
-    ]
-    assert last == "0 contrasts with bf16 at the same precision"
+    head, control, *low, contrast = (line.split() for line in table)
+    assert head == ["arm", "seeds", "auc", "control", "difference", "verdict"]
+    assert control[:3] == ["bf16", "bf16", "1"] and control[-1] == "control"
+    assert sorted([*line[:3], *line[4:6]] for line in low) == [
+        ["flashrl", "int4", "1", "bf16", "bf16"], ["naive", "int4", "1", "bf16", "bf16"]
+    ]  # fmt: skip
+    assert contrast == ["arm", "control", "difference", "verdict"]
+    assert last.split()[:4] == ["flashrl", "int4", "naive", "int4"] and last.endswith(" cannot tell")  # of one seed
 
 
 def test_the_python_example_tells_a_wrong_folder_in_one_line(tmp_path: Path) -> None:

@@ -158,12 +158,14 @@ def _cells(planned: Planned) -> list[str]:
 
 
 def _folders(what: str, words: Sequence[str]) -> dict[str, Path]:
-    """NAME -> DIR. Raises ValueError for a word of another form and for what does not exist."""
+    """NAME -> DIR. Raises ValueError for a word of another form, a name that comes twice, and what does not exist."""
     found: dict[str, Path] = {}
     for given in words:
         name, separator, path = given.partition("=")
         if not separator or not name or not path:
             raise ValueError(f"--{what} {given}: NAME=DIR is expected; other overrides stand before --{what}")
+        if name in found:
+            raise ValueError(f"--{what} {given}: {name}={found[name]} is given, too; valid: one of them")
         if not Path(path).exists():
             raise ValueError(f"--{what} {given}: {path} does not exist")
         found[name] = Path(path)

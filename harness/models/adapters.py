@@ -9,7 +9,7 @@ so that an engine arrives at the same codes. Left out: dropout and biases of ada
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -118,6 +118,15 @@ def named_weights(model: nn.Module) -> list[tuple[str, Tensor]]:
         beside = [f"{name.removesuffix('.weight')}{ending}" for ending in COMPANIONS if name.endswith(".weight")]
         found += [(checkpoint_name(own), held[own]) for own in beside if own in held]
     return found
+
+
+def fitting_weights(weights: Iterable[tuple[str, Tensor]], held: Plan, plan: Plan) -> WeightStream:
+    """A stream of a trainer that serves the plan `held`, for an engine of another `plan`: without the companions of
+    weights that have another rollout format there, which would be read as scales of that format."""
+    for name, tensor in weights:
+        weight = f"{name.rpartition('.')[0]}.weight"
+        if not name.endswith(COMPANIONS) or weight_format(held, weight) == weight_format(plan, weight):
+            yield name, tensor
 
 
 def plain_weights(weights: WeightStream, adapters: Adapters | None) -> WeightStream:

@@ -11,6 +11,7 @@ from harness.config.schema import Launch, RunConfig
 from harness.engines.embedded.engine import NO_EXACT_MIXTURE
 from harness.engines.factory import check_engine, check_installed
 from harness.models.decoder import tensor_shapes
+from harness.tasks import EMBEDDED, has_demonstrations
 from harness.trainers.local.forward import Thrift
 from harness.trainers.local.policy import sixteen_bits
 from harness.trainers.local.trainer import DIVERGENCES, EXTRAS, ROUTING
@@ -39,13 +40,18 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
     shapes = None if shape is None else tensor_shapes(shape)
     for part in composed.parts:
         part.check(composed.plan, composed.parts, shapes)
+        if part.demonstrations is not None and not has_demonstrations(config.task.name):
+            own, other = (f"knobs.{type(part).__name__}.{setting}" for setting in part.demonstrations)
+            tasks = ", ".join(name for name in EMBEDDED if has_demonstrations(name))
+            raise ValueError(
+                f"{own}: task={config.task.name} has no demonstrations; valid: {other}, or a task with some: {tasks}"
+            )
 
 
 def _check_positions(config: RunConfig) -> None:
-    """Raises ValueError where a folder's model has too few positions for the longest prompt with a whole response, or
-    fewer than the engine is to make room for: an engine would stop at the first long one, or take fewer silently."""
-    shape = None if config.model.path is None else shape_to_check(config.model)
-    if shape is None:
+    """Raises ValueError where the model has too few positions for the longest prompt with a whole response, or fewer
+    than the engine is to make room for: an engine would stop at the first long one, or take fewer silently."""
+    if (shape := shape_to_check(config.model)) is None:
         return
     positions = shape.max_positions
     asked = [("engine.max_new_tokens", config.engine.max_new_tokens, config.task.options)]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from harness.api import Rollout, Sequences, Step, WeightStream
 from harness.config.compose import Composed
+from harness.models.adapters import fitting_weights
 from harness.run.run import Run, Version
 from harness.trainers.staleness import is_scored, sampled_by
 
@@ -33,12 +34,15 @@ def keep(run: Run, step: Step) -> None:
 
 def synced(run: Run, step: Step, composed: Composed) -> WeightStream:
     """Weights for a rollout engine, through every part of `composed`, the run's method under the engine's plan: the
-    trainer's own, or for the rollouts of a run with `algo.staleness` the oldest that are kept."""
+    trainer's own, or for the rollouts of a run with `algo.staleness` the oldest that are kept. Scales that the trainer
+    holds travel to engines that have the weight in the trainer's format."""
+    held = run.composed.plan
     if not run.past or step.purpose != "rollout":
-        return composed.sync(run.trainer.weights(), step)
+        return composed.sync(fitting_weights(run.trainer.weights(), held, composed.plan), step)
     old, device = run.past[0], run.trainer.parameters[0].device
     weights = ((name, tensor.to(device)) for name, tensor in old.weights.items())
-    return replace(composed, fixed=old.fixed).sync(weights, replace(step, index=old.step))
+    stream = fitting_weights(weights, held, composed.plan)
+    return replace(composed, fixed=old.fixed).sync(stream, replace(step, index=old.step))
 
 
 def versions(run: Run, rollout: Rollout, step: Step) -> Tensor:

@@ -24,13 +24,14 @@ from harness.foundation.life import LIFE
 from harness.foundation.lock_file import held
 from harness.foundation.seeds import stable_seed
 from harness.models.checkpoint import content_hash, load_config, load_decoder, save_decoder, spread_channels
-from harness.models.decoder import Decoder, Layer
+from harness.models.decoder import Decoder, DecoderConfig, Layer
 from harness.numerics.formats import format_named
 from harness.records.paths import bases_folder, work_folder
 from harness.start.base_model import base_key, base_name, check_recipe, ensure_base, waiting
 from harness.start.base_training import BaseRecipe, Progress, TrainingHost
 from harness.start.text_training import TextRecipe
 from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task, token_ids
+from harness.tasks.contract import Split
 
 DEMONSTRATED = tuple(name for name in vars(Demonstrated) if not name.startswith("_"))
 """Names that a task has where a base can be trained for it, beside those of every task."""
@@ -39,7 +40,7 @@ FOR_WORDS = ("batch_tokens", "lr_factor", "decay_from", "optimizer", "average", 
 NUM_CALIBRATION = 128
 """Calibration prompts offered to `Part.prepare`."""
 PROMPTS = 256
-"""Held-out prompts, at most, that are held against the model's positions before a run starts."""
+"""Prompts of a split, at most, that are held against the model's positions before a run starts."""
 DIGEST = "digest.txt"
 """Hash of what a part prepared, beside it."""
 
@@ -126,7 +127,7 @@ def start_hashes(start: Start, evaluations: Sequence[Task]) -> dict[str, str | N
 def check_data(config: RunConfig) -> None:
     """Raises ValueError, one line, where the data of the task or of an evaluation is missing or corrupt, where a base
     is to be trained for a task that shows no answers or by a recipe that cannot train it, and where
-    `algo.overlong_buffer` is longer than its responses or the model has too few positions."""
+    `algo.overlong_buffer` is longer than its responses, or the model or the engine's room has too few positions."""
     task = task_of(config)
     base_task = None
     if config.model.path is None:
@@ -142,30 +143,48 @@ def check_data(config: RunConfig) -> None:
     shape = shape_to_check(config.model)
     if shape is None:
         return
-    positions = shape.max_positions
     longest = max(limit, task.max_new_tokens) if base_task is task else limit  # a base is trained on whole answers
-    _check_positions(config, positions, f"task={config.task.name}", task, config.task.num_eval, longest)
+    where = f"task={config.task.name}"
+    prompt = max(_longest_prompt(task, "train", None), _longest_prompt(task, "eval", config.task.num_eval))
+    _check_positions(config, shape, where, prompt, longest)
+    _check_room(config, shape, where, prompt, limit)
     if base_task is not None and base_task is not task:
         shown = base_task.max_new_tokens
-        _check_positions(config, positions, f"base.n={config.base.n}", base_task, None, shown)
+        _check_positions(config, shape, f"base.n={config.base.n}", _longest_prompt(base_task, "eval", None), shown)
     for i, (entry, other) in enumerate(zip(config.evaluations, others, strict=True)):
+        where, prompt = f"evaluations.{i}.task={entry.task}", _longest_prompt(other, "eval", entry.num)
         limit = entry.max_new_tokens or other.max_new_tokens
-        _check_positions(config, positions, f"evaluations.{i}.task={entry.task}", other, entry.num, limit)
+        _check_positions(config, shape, where, prompt, limit)
+        _check_room(config, shape, where, prompt, limit)
 
 
-def _check_positions(
-    config: RunConfig, positions: int, where: str, task: Task, num_asked: int | None, limit: int
-) -> None:
-    """Raises ValueError where the longest of the prompts that are asked (of the first `PROMPTS`), with a whole response
-    of `limit` tokens, does not fit: an engine would stop there."""
-    count = min(number for number in (num_asked, task.num_eval, PROMPTS) if number is not None)
-    prompt = max((len(item.prompt) for item in task.sample("eval", range(count))), default=0)
+def _longest_prompt(task: Task, split: Split, num_asked: int | None) -> int:
+    """Tokens of the longest of the first `num_asked` prompts of a split, of `PROMPTS` at most."""
+    has = task.num_eval if split == "eval" else task.num_train
+    count = min(number for number in (num_asked, has, PROMPTS) if number is not None)
+    return max((len(item.prompt) for item in task.sample(split, range(count))), default=0)
+
+
+def _check_positions(config: RunConfig, shape: DecoderConfig, where: str, prompt: int, limit: int) -> None:
+    """Raises ValueError where a prompt with a whole response of `limit` tokens does not fit the model: an engine would
+    stop there."""
+    positions = shape.max_positions
     if prompt + limit > positions:
         asked = "null" if config.model.max_positions is None else config.model.max_positions
         raise ValueError(
             f"model.max_positions={asked}: with {where} a prompt of {prompt} and a response of {limit} tokens need "
             f"{prompt + limit} positions, the model has {positions}; valid: {prompt + limit} or more, or shorter "
             "responses"
+        )
+
+
+def _check_room(config: RunConfig, shape: DecoderConfig, where: str, prompt: int, limit: int) -> None:
+    """The same for the room that the engine is to make."""
+    room = config.engine.max_model_len
+    if config.engine.name == "vllm" and room is not None and prompt + limit > room:
+        raise ValueError(
+            f"engine.max_model_len={room}: with {where} a prompt of {prompt} and a response of {limit} tokens need "
+            f"{prompt + limit} positions; valid: {prompt + limit} to {shape.max_positions}, or null"
         )
 
 

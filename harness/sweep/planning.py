@@ -328,7 +328,8 @@ def plan(sweep: Sweep, extra: Sequence[str] = (), *, is_preview: bool = False) -
         else:
             cells.setdefault(run_id(cell), cell)
             notes |= dict.fromkeys((arm.words, line) for line in arm.notes)
-            room = (cell.model, cell.engine.max_new_tokens, cell.algo.overlong_buffer)
+            engine = cell.engine
+            room = (cell.model, engine.name, engine.max_new_tokens, engine.max_model_len, cell.algo.overlong_buffer)
             if (data := str((cell.task, cell.evaluations, cell.base, room))) not in tasks:
                 _check_data(cell, f"{sweep.name}: arm {arm.words}")
                 tasks.add(data)

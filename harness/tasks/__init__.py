@@ -90,6 +90,11 @@ def longest_response(name: str, options: Mapping[str, Any]) -> int:
     return build_task(name, options).max_new_tokens
 
 
+def has_demonstrations(name: str) -> bool:
+    """True where the task shows right answers to learn from (`Demonstrated`); no data are read."""
+    return name in EMBEDDED and hasattr(EMBEDDED[name](), "demonstrations")
+
+
 def build_task(name: str, options: Mapping[str, Any], tokenizer_folder: Path | None = None) -> Task:
     """The task `name` with `options` set. ValueError, one line: an unknown name, option or value, or bad data.
 

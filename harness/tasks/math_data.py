@@ -13,9 +13,11 @@ r"""Mathematical question sets in the columns their publishers use, from the Hug
 | aime (year 2025) | math-ai/aime25 | problem, answer | none, test |
 | amc | math-ai/amc23 | question, answer | none, test |
 
-Files are parquet, JSON lines or a JSON list. Where a source repeats its questions (`is_repeated`), as DAPO-Math-17k
-does a hundred times, the first of equal questions is kept, whatever its index. `columns` names others, as of a file in
-verl's form: `{question: prompt, answer: reward_model.ground_truth}`.
+Files are parquet, JSON lines or a JSON list. `columns` names other columns, as of a file in verl's form:
+`{question: prompt, answer: reward_model.ground_truth}`.
+Of equal training questions the first is kept, whatever its index, and none that is an evaluation question. Evaluation
+sets are asked as published, row by row, but where a source holds its whole set several times (`is_repeated`), as
+DAPO-Math-17k does a hundred times: there, too, the first of equal questions is kept.
 Where one file serves both splits, the hash of a question's text decides its side, so the splits never share one.
 """
 
@@ -68,7 +70,7 @@ class Source:
     answer: tuple[str, ...]
     """The same for the reference; a dot goes into a struct."""
     is_repeated: bool = False
-    """Questions occur several times in its files: the first of each counts."""
+    """Its files hold the whole set several times: also of equal evaluation questions the first counts."""
     is_boxed: bool = False
     """The reference is the last box of the answer column, where there is one."""
     answer_mark: str | None = None
@@ -310,7 +312,10 @@ def _load_splits(name: str, source: Source, options: MathOptions) -> dict[Split,
     }
     if not files:
         raise ValueError(f"task {name!r}: train_split and eval_split leave it no question")
-    read = {paths: list(_questions(paths, source, options)) for paths in dict.fromkeys(files.values())}
+    read = {
+        paths: list(_questions(paths, source, options, is_once=source.is_repeated or paths == files.get("train")))
+        for paths in dict.fromkeys(files.values())
+    }
     trained, evaluated = (read[files[split]] if split in files else [] for split in ("train", "eval"))
     if files.get("train") == files.get("eval"):
         evaluated = [question for question in evaluated if int(question.key, 16) % EVAL_SHARE == 0]
@@ -318,9 +323,9 @@ def _load_splits(name: str, source: Source, options: MathOptions) -> dict[Split,
     return {"train": [question for question in trained if question.key not in held_out], "eval": evaluated}
 
 
-def _questions(paths: tuple[Path, ...], source: Source, options: MathOptions) -> Iterator[Question]:
-    once = "question" if source.is_repeated else None
-    for place, row in read_rows(paths, {"question": source.question, "answer": source.answer}, once):
+def _questions(paths: tuple[Path, ...], source: Source, options: MathOptions, *, is_once: bool) -> Iterator[Question]:
+    columns = {"question": source.question, "answer": source.answer}
+    for place, row in read_rows(paths, columns, "question" if is_once else None):
         asked = _asked(row["question"], place)
         if not (reference := _reference(row["answer"], source, place)):
             raise ValueError(f"{place}: no answer" + (f" after {source.answer_mark!r}" if source.answer_mark else ""))

@@ -154,6 +154,11 @@ COMMANDS = (
     ("sweep smoke --launcher pbs", "argument --launcher: invalid choice: 'pbs'"),
     ("sweep smoke --launcher slurm --slurm partition", "slurm=partition: valid: NAME=VALUE, such as partition=gpu"),
     ("sweep smoke --launcher slurm --slurm time=0", "slurm=time=0: valid: a whole number above 0, in minutes"),
+    (
+        "sweep smoke --launcher slurm --slurm time=5 --slurm time=6",
+        "slurm=time=6: time=5 is given, too; valid: one of them\n",
+    ),
+    ("paper dapo --data dapo=. dapo=docs", "--data dapo=docs: dapo=. is given, too; valid: one of them\n"),
     ("sweep smoke --slurm cluster=local", "slurm=cluster=local: only with --launcher slurm"),
     ("sweep smoke --gpu h100", "gpu=h100: only with --dry-run, which predicts for it"),
     ("sweep smoke --dry-run --gpu nope", "gpu=nope: an unknown GPU; valid: a100, h100, h200, b200"),
@@ -321,8 +326,9 @@ def test_a_wrong_override_is_refused(
     override: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "results"
+    method = [] if "method=" in override else ["method=flashrl"]
     for options in ([], ["--dry-run"]):
-        words = ["run", "method=flashrl", *override.split(" "), *options, "--results", str(results)]
+        words = ["run", *method, *override.split(" "), *options, "--results", str(results)]
         refused(words, expected, results, capsys)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.api import Part, Plan, Rollout, Site, Step, weight_format
+from harness.config.load import load
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.fitting.distill import divergence, texts_of, weighted_mean
 from harness.fitting.fake_quant import FakeQuantLinear
@@ -23,12 +24,13 @@ from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder
 from harness.numerics.formats import format_named
 from harness.numerics.quantize import code_flips, fake_quantize, quantize
+from harness.run.checks import check
 from harness.run.loop import evaluate, grpo_step
 from harness.run.run import Run
 from methods.gptq_start import GPTQStart
 from methods.qat_kd import KD
 from tests.engines.engine_cases import EOS, PAD, QWEN3, decoder, loaded
-from tests.toy import site_of, small_run, take_steps
+from tests.toy import SMALL, site_of, small_run, take_steps
 
 INT3 = Plan(rollout_weights=format_named("int3_g32"))
 INT2 = Plan(rollout_weights=format_named("int2_g16_asym"))
@@ -138,9 +140,22 @@ def test_plans_and_refusals() -> None:
     for bad in ({"alpha": 1.0}, {"temperature": 0.0}, {"steps": 0}):
         with pytest.raises(ValueError, match="KD"):
             KD(**bad)
-    with pytest.raises(ValueError, match=r"KD\.data=dataset: the task has no demonstrations"):
-        KD(data="dataset").prepare(site(), INT3)
     assert KD(objective="none").prepare(site(), INT3) == (None, {})
+
+
+def test_a_task_without_demonstrations_is_refused_when_planned() -> None:
+    for choice, task in (("gsm8k", "gsm8k"), ("reasoning_gym", "reasoning_gym:chain_sum")):
+        words = ["method=qat_kd", "precision=int4", "knobs.KD.data=dataset", f"task={choice}"]
+        with pytest.raises(ValueError) as error:
+            check(load([*SMALL, *words]))
+        assert str(error.value) == (
+            f"knobs.KD.data=dataset: task={task} has no demonstrations; valid: knobs.KD.data=teacher, or a task with "
+            "some: sort, chain, wordmath"
+        )
+        check(load([*SMALL, *words, "knobs.KD.objective=none"]))
+        check(load([*SMALL, *words, "knobs.KD.data=teacher"]))
+    for task in ("chain", "sort", "wordmath"):
+        check(load([*SMALL, *words, f"task={task}"]))
 
 
 def distilled(scale: Any, kd: Part, plan: Plan = INT2) -> tuple[nn.Module, nn.Module, dict[str, Tensor]]:

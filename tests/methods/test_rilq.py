@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from torch import Tensor
 import methods
 from harness.api import Method, Part, Plan, Sequences, Site, Step, TokenBatch
 from harness.config.compose import merge
+from harness.config.load import load
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.fitting.adapter_start import ERROR
 from harness.foundation.seeds import generator
 from harness.models.adapters import add_adapters, freeze_base
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
+from harness.run.checks import check
 from harness.run.loop import evaluate, grpo_step, push_weights
 from harness.run.run import Run
 from methods import naive, rilq, rilq_init, rilq_refresh
@@ -27,7 +30,7 @@ from methods.rilq import RILQ
 from methods.rilq_init import RILQInit
 from methods.rilq_refresh import RILQRefresh, recent_texts
 from tests.loss_cases import random_batch
-from tests.toy import site_of, small_run, take_steps
+from tests.toy import SMALL, site_of, small_run, take_steps
 
 SHAPE = DecoderConfig(
     vocab_size=32, num_layers=1, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=64
@@ -237,6 +240,38 @@ def test_bad_input() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             part(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("method=rilq", "knobs.RILQ.start=svd", "knobs.RILQ.rank=65"),
+            "knobs.RILQ.rank=65: start=svd factors every layer, and model.layers.0.self_attn.k_proj "
+            "has 32 rows or columns; valid: 1 to 32, or knobs.RILQ.start=rilq",
+        ),
+        (
+            ("method=rilq_init", "knobs.RILQInit.fit_from=loftq", "knobs.LoRA.rank=65"),
+            "knobs.LoRA.rank=65: fit_from=loftq factors every layer, and model.layers.0.self_attn.k_proj "
+            "has 32 rows or columns; valid: 1 to 32, or knobs.RILQInit.fit_from=none",
+        ),
+        (
+            ("method=rilq_init", "knobs.RILQInit.start=cloq", "knobs.LoRA.rank=193", "knobs.LoRA.targets=[gate_proj]"),
+            "knobs.LoRA.rank=193: start=cloq factors every layer, and model.layers.0.mlp.gate_proj "
+            "has 64 rows or columns; valid: 1 to 64, or knobs.RILQInit.start=rilq",
+        ),
+    ],
+)
+def test_a_rank_that_a_layer_does_not_have_is_refused_when_planned(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        check(load([*SMALL, *words, "precision=int2"]))
+    assert str(error.value) == message
+    most = message.partition("valid: 1 to ")[2].partition(",")[0]
+    check(load([*SMALL, *(re.sub(r"rank=\d+", f"rank={most}", word) for word in words), "precision=int2"]))
+
+
+def test_a_fit_from_noise_takes_any_rank() -> None:
+    check(load([*SMALL, "method=rilq", "precision=int2", "knobs.RILQ.rank=65"]))
 
 
 KNOBS = (

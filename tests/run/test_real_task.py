@@ -23,6 +23,7 @@ from harness.run.checks import check
 from harness.run.collect import sequences
 from harness.run.loop import grpo_step
 from harness.run.run import Collected
+from harness.start.prepare import check_data
 from harness.tasks import Item
 from tests.source_tree import ROOT
 from tests.toy import small_config, small_launch
@@ -145,6 +146,49 @@ def test_what_does_not_fit_the_positions_is_refused_before_a_run(folder: Path) -
     assert refused(f"engine.max_model_len={positions + 1}") == (
         f"engine.max_model_len={positions + 1}: the model has {positions} positions; valid: 1 to {positions}, or "
         f"model.max_positions={positions + 1}"
+    )
+
+
+@pytest.mark.parametrize("trainer", ["local", "verl"])
+def test_the_longest_prompt_with_a_whole_response_is_held_against_the_room_before_a_run(
+    trainer: str, folder: Path, tmp_path: Path
+) -> None:
+    """Both splits count: here the longest prompt is a training question."""
+    for split, question in (("train", "y" * 60), ("test", "y" * 5)):
+        row = {"question": question, "answer": "#### 1"}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    words = [f"task.path={tmp_path}", "task.options.template='{question}'", f"trainer={trainer}", "engine=vllm"]
+
+    def refused(*more: str) -> str:
+        with pytest.raises(ValueError) as error:
+            check_data(config_of(folder, "method=bf16", *words, *more))
+        return str(error.value)
+
+    assert refused("engine.max_model_len=71") == (
+        "engine.max_model_len=71: with task=gsm8k a prompt of 61 and a response of 12 tokens need 73 positions; valid: "
+        "73 to 512, or null"
+    )
+    asked = f"evaluations=[{{task:gsm8k,path:{tmp_path},options:{{template:'{{question}}'}},max_new_tokens:70}}]"
+    assert refused("engine.max_model_len=74", asked) == (
+        "engine.max_model_len=74: with evaluations.0.task=gsm8k a prompt of 6 and a response of 70 tokens need 76 "
+        "positions; valid: 76 to 512, or null"
+    )
+    assert refused("engine.max_new_tokens=500") == (
+        "model.max_positions=null: with task=gsm8k a prompt of 61 and a response of 500 tokens need 561 positions, the "
+        "model has 512; valid: 561 or more, or shorter responses"
+    )
+    for fits in (["engine.max_model_len=76", asked], ["engine=embedded", "engine.max_model_len=71"], []):
+        check_data(config_of(folder, "method=bf16", *words, *fits))
+
+
+def test_more_room_than_a_model_made_here_has_is_refused() -> None:
+    words = ["method=bf16", "engine=vllm", "model=xs128"]
+    check(small_config(*words, "engine.max_model_len=4096"))
+    check(small_config(*words, "engine.max_model_len=4097", "model.max_positions=4097"))
+    with pytest.raises(ValueError) as error:
+        check(small_config(*words, "engine.max_model_len=4097"))
+    assert str(error.value) == (
+        "engine.max_model_len=4097: the model has 4096 positions; valid: 1 to 4096, or model.max_positions=4097"
     )
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.api import Rollout
+from harness.api import Rollout, Step
 from harness.foundation.seeds import stable_seed
+from harness.models.adapters import COMPANIONS
 from harness.run.collect import generate
 from harness.run.gpu_sharing import lend, reclaim
-from harness.run.loop import evaluate, grpo_step
+from harness.run.loop import evaluate, grpo_step, push_weights
 from harness.run.run import Collected, Run
 from tests.toy import small_run, take_steps
 
@@ -103,6 +104,33 @@ def test_stale_weights_reach_every_sampler(tmp_path: Path) -> None:
 
     assert hashes(stale) == hashes(start)
     assert all(own != other for own, other in zip(hashes(fresh), hashes(start), strict=True))
+
+
+LORA = ("parts=[qlora.LoRA,mixed_rollouts.SecondSampler,flashrl.TIS]", "knobs.LoRA.rank=4")
+QAT = ("parts=[qat_kd.GPTQStart,mixed_rollouts.SecondSampler,flashrl.TIS]", "knobs.GPTQStart.num_sequences=8")
+
+
+@pytest.mark.parametrize(
+    ("parts", "precision", "second"),
+    [(LORA, "nvfp4", "bf16"), (LORA, "nvfp4", "int4_g32"), (LORA, "mxfp4", "int4_g32"), (QAT, "int4", "mxfp4")],
+)
+def test_a_sampler_of_another_format_finds_its_own_scales(
+    parts: tuple[str, ...], precision: str, second: str, tmp_path: Path
+) -> None:
+    """A trainer on frozen or rounded weights sends their scales; the second engine has the codes of the values alone,
+    the first one still has the trainer's scales, and its codes."""
+    run = small_run(
+        tmp_path, ["method=mixed_rollouts", f"precision={precision}", *parts, f"knobs.SecondSampler.weights={second}"]
+    )
+    step = Step(index=0, total=4, seed=0)
+    push_weights(run, step)
+    own, other = run.engines
+    pushed = other.realized_plan().weights
+    other.load_weights((name, t) for name, t in run.trainer.weights() if not name.endswith(COMPANIONS))
+    assert pushed == other.realized_plan().weights
+    before = own.realized_plan().weights
+    own.load_weights(run.composed.sync(run.trainer.weights(), step))
+    assert before == own.realized_plan().weights
 
 
 def test_all_engines_sleep_wake_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

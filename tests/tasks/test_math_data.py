@@ -349,6 +349,29 @@ def test_equal_questions_count_once_across_files_whatever_their_index(model, tmp
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_training_questions_count_once_and_evaluation_sets_are_asked_as_published(model, tmp_path, suffix):
+    """A question of both splits is an evaluation question alone, as often as it is published."""
+    for split, numbers in (("train", (1, 2, 1, 3, 2)), ("test", (3, 4, 3))):
+        rows = [{"problem": f"What is {k}?", "solution": f"\\boxed{{{k}}}", "answer": str(k)} for k in numbers]
+        path = tmp_path / f"{split}.{suffix}"
+        if suffix == "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    published = {"train": ["1", "2"], "eval": ["3", "4", "3"]}
+    for name, train in (("math", published["train"]), ("math500", []), ("amc", [])):
+        columns = {"question": "problem", "answer": "answer"}
+        task = build(name, model, tmp_path, columns=columns)
+        found = {split: [q.reference for q in questions] for split, questions in task.questions.items()}
+        assert found == {"train": train, "eval": published["eval"]}, name
+    columns = {"question": "problem", "answer": "answer"}
+    repeated = build("aime", model, tmp_path, columns=columns, eval_split="test")
+    assert [q.reference for q in repeated.questions["eval"]] == ["3", "4"]
+    one_file = build("math", model, tmp_path / f"train.{suffix}", eval_split="train")
+    assert sorted(q.reference for split in one_file.questions.values() for q in split) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_equal_questions_inside_a_struct_count_once(model, tmp_path, suffix):
     rows = [{"x": {"q": f"{k // 2}?", "index": k}, "reward_model": {"ground_truth": k // 2}} for k in range(6)]
     path = tmp_path / f"a.{suffix}"

@@ -2,7 +2,7 @@
 
     driver (this module)                         node
     queue, records, states   --- job, bases -->  actor (harness.sweep.launchers.ray_cell)
-                             <-- step, state --    local launcher, scratch folder
+                       <-- step, state, base --    local launcher, scratch folder
                              <-- record ------       python -m harness.run.cell
 
 The driver alone writes results, so a cluster needs no shared folder; models and task data that a config names by path
@@ -33,7 +33,7 @@ from harness.records.run_result import RunResult
 from harness.sweep.launchers.job import Admit, Event, Job, always
 from harness.sweep.launchers.local import failed, refuse_foreign
 from harness.sweep.launchers.ray_cell import RayCell
-from harness.sweep.launchers.ray_files import files_for, keep, write_state
+from harness.sweep.launchers.ray_files import files_for, keep, write_base, write_state
 from harness.sweep.launchers.remote import run_remote, untrained
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class RayJob:
         options: dict[str, Any] = {"num_cpus": job.launch.threads, "num_gpus": num_gpus, "max_concurrency": 2}
         self.actor: Any = ray.remote(max_restarts=0, max_task_retries=0)(RayCell).options(**options).remote()
         self.end = self.actor.run.remote(job, files, scratch, None if scratch is None else str(Path.cwd()))
-        self.look = self.actor.look.remote(False)
+        self.look = self.actor.look.remote(False, False)
         self.heard_s: float | None = None
         self.state_s = time.monotonic()
 
@@ -80,14 +80,15 @@ class RayJob:
         if not ray.wait([self.look], timeout=0)[0]:
             return
         with suppress(RayError):  # `outcome` tells what it means
-            pid, self.step, state = ray.get(self.look)
+            pid, self.step, state, base = ray.get(self.look)
             now = time.monotonic()
             self.heard_s = now
             if state is not None:
                 write_state(self.job, state)
+            write_base(self.job, base)
             wants_state = now - self.state_s >= STATE_EVERY_S
             self.state_s = now if wants_state else self.state_s
-            self.look = self.actor.look.remote(wants_state)
+            self.look = self.actor.look.remote(wants_state, untrained(self.trains) is not None)
             if pid and not self.pid:
                 self.pid = pid
                 yield Event(kind="started", config=self.job.config, pid=pid)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from harness.run.cell import record_path, work_folder
 from harness.sweep.launchers.job import Job
 from harness.sweep.launchers.local import run_cells
 
-Files = Mapping[str, bytes]
+Files = dict[str, bytes]
 """Path relative to a results folder -> content."""
 STATES = ("state.pt", "state.pt.corrupt")
 
@@ -42,6 +41,7 @@ class RayCell:
 
     def __init__(self) -> None:
         self.pid, self.step, self.is_stopping = 0, 0, False
+        self.root: Path | None = None
         self.state: Path | None = None
 
     def run(self, job: Job, given: Files, scratch: str | None, directory: str | None) -> CellFiles:
@@ -56,7 +56,7 @@ class RayCell:
             root, work = Path(folder), work_folder(here.launch, run_id(job.config))
             for name, data in given.items():
                 write_atomic(root / name, data)
-            self.state, result = work / "state.pt", None
+            self.root, self.state, result = root, work / "state.pt", None
             with closing(run_cells([here], 1)) as events:
                 for event in events:
                     self.pid, self.step = event.pid or self.pid, max(self.step, event.step)
@@ -66,18 +66,25 @@ class RayCell:
             path = record_path(here.launch, run_id(job.config))
             wanted = [path, path.with_suffix(".parquet"), *(work / name for name in STATES)]
             wanted.append(rollouts_path(folder, here.launch.sweep, run_id(job.config)))
-            wanted += [file for file in bases_folder(root).glob("[!.]*/*") if str(file.relative_to(root)) not in given]
             made = {str(file.relative_to(root)): file.read_bytes() for file in wanted if file.is_file()}
+            made |= {name: data for name, data in _bases(root).items() if name not in given}
             return CellFiles(result=result, files=made)
 
-    def look(self, wants_state: bool) -> tuple[int, int, bytes | None]:
-        """(process id of the cell, 0 before it runs; steps done; its saved state, where wanted and there)."""
-        state = self.state if wants_state else None
-        try:
-            return self.pid, self.step, state.read_bytes() if state is not None else None
-        except OSError:
-            return self.pid, self.step, None
+    def look(self, wants_state: bool, wants_base: bool) -> tuple[int, int, bytes | None, Files]:
+        """(process id of the cell, 0 before it runs; steps done; its saved state, where wanted and there; the files of
+        the base that it trained, likewise)."""
+        state, base = None, Files()
+        with suppress(OSError):
+            state = self.state.read_bytes() if wants_state and self.state is not None else None
+        with suppress(OSError):
+            base = _bases(self.root) if wants_base and self.root is not None else base
+        return self.pid, self.step, state, base
 
     def stop(self) -> None:
         """Ask the cell to save its state and end; `run` then returns."""
         self.is_stopping = True
+
+
+def _bases(root: Path) -> Files:
+    """Files of the whole bases in a results folder."""
+    return {str(file.relative_to(root)): file.read_bytes() for file in bases_folder(root).glob("[!.]*/*")}

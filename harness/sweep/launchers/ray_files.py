@@ -75,6 +75,12 @@ def _store_base(results: Path, files: Files) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
+def write_base(job: Job, files: Files) -> None:
+    """Bring the base that a cell trained home, for the cells that wait for it and in case its worker is lost."""
+    with suppress(OSError, ValueError):  # of a full disk the cell's end tells
+        _store_base(Path(job.launch.results), files)
+
+
 def write_state(job: Job, state: bytes) -> None:
     """Bring a cell's state home, for its next attempt."""
     with suppress(ValueError):  # a full disk costs the point to resume from, not the run

@@ -164,7 +164,8 @@ def run_cells(
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:
-    """The options that NAME=VALUE words give. Raises ValueError for an unknown name or a value that cannot be."""
+    """The options that NAME=VALUE words give. Raises ValueError for an unknown name, one that comes twice, or
+    a value that cannot be."""
     found: dict[str, str] = {}
     for word in words:
         name, sign, value = word.partition("=")
@@ -172,6 +173,8 @@ def options_of(words: Sequence[str]) -> dict[str, str]:
             raise ValueError(f"slurm={word}: valid: NAME=VALUE, such as partition=gpu")
         if name not in OPTIONS:
             raise ValueError(f"slurm={word}: no option {name!r}; {nearest(name, OPTIONS)}")
+        if name in found:
+            raise ValueError(f"slurm={word}: {name}={found[name]} is given, too; valid: one of them")
         if name in ("time", "memory") and not (value.isascii() and value.isdecimal() and int(value) > 0):
             raise ValueError(
                 f"slurm={word}: valid: a whole number above 0, in {'minutes' if name == 'time' else 'GiB'}"

@@ -17,6 +17,7 @@ from harness.config.load import run_id
 from harness.foundation.state_files import load_state
 from harness.records.run_result import RunResult, read_result, read_series
 from harness.run.cell import record_path, run_cell, work_folder
+from harness.start.base_model import read_record
 from harness.start.prepare import base_folder
 from harness.sweep.launchers import ray as launcher
 from harness.sweep.launchers.job import Event, Job
@@ -113,6 +114,23 @@ def test_a_lost_worker_is_marked_and_its_cell_goes_on_elsewhere(
     (told, curves), (straight_told, straight_curves) = record_of(again), record_of(straight)
     assert {k: v for k, v in told.items() if v != straight_told[k]} == {}
     assert curves == straight_curves
+
+
+def test_a_base_comes_home_as_soon_as_it_is_trained(cluster: Path, tmp_path: Path) -> None:
+    """So a worker that is lost afterwards takes it from nobody, and the other cells of that base begin."""
+    recipe = ("base.target_accuracy=0", "base.eval_every=1", "base.max_steps=2")
+    trains = job_of(tmp_path, *recipe, "trainer.steps=100000")
+    waits = job_of(tmp_path, *recipe, "algo.eps_low=0.1")
+    base, pid, events = base_folder(trains.config, trains.launch), 0, list[Event]()
+    assert base is not None and base == base_folder(waits.config, waits.launch) and not base.exists()
+    for event in launcher.run_cells([trains, waits], workers=2):
+        events.append(event)
+        pid = event.pid if event.config == trains.config and event.kind == "started" else pid
+        if event.config == waits.config and event.kind == "started":
+            os.kill(worker(pid), signal.SIGKILL)
+    lost, other = finished(events)[run_id(trains.config)], finished(events)[run_id(waits.config)]
+    assert (lost.status, (lost.reason or "")[:26]) == ("failed", "lost: the Ray worker died:")
+    assert other.status == "ok" and other.hashes["model"] == read_record(base)["content_hash"]
 
 
 def test_a_silent_worker_is_killed_and_closing_brings_states_home(

@@ -160,6 +160,7 @@ def test_sbatch_reads_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.M
         ("memory=0", "slurm=memory=0: valid: a whole number above 0, in GiB"),
         ("memory=\u0665", "valid: a whole number above 0"),
         ("cluster=pbs", "slurm=cluster=pbs: valid: slurm, local"),
+        ("qos=low", "slurm=qos=low: qos=high is given, too; valid: one of them"),
     ],
 )
 def test_a_wrong_setting_is_one_line(word: str, said: str) -> None:
