@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import NormalDist
@@ -166,7 +165,7 @@ def tabulate(
         "# Coverage of the intervals",
         "",
         f"Share of {sims} simulations in which a 95 % interval held the truth, by number of seeds. 95 % coverage "
-        f"itself would show as 0.950 ± {error:.3f}. Made by `python -m harness.devtools.bench.coverage`.",
+        f"itself would show as 0.950 ± {error:.3f}. Made by `python -m harness.devtools.bench coverage --write`.",
         "",
     ]
     rows = list[tuple[str, ...]]()
@@ -230,7 +229,3 @@ def command(given: argparse.Namespace) -> int:
     else:
         print(text)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(runner.run("coverage", sys.argv[1:]))

@@ -15,7 +15,7 @@
 Scores of an arm form a matrix [S seeds, Q questions]. A seed is a whole training run, so its questions rise and fall
 together: seeds are resampled as rows and never question by question, which would call 3 runs 1500 independent trials.
 Random generators are passed in. `tests/records/stats` holds every rule against closed forms and scipy, and
-`python -m harness.devtools.bench.coverage` simulates how often every interval holds the truth and verdicts are wrong.
+`python -m harness.devtools.bench coverage` simulates how often every interval holds the truth and verdicts are wrong.
 """
 
 from harness.records.stats.collapse import Fall, LogRank, Rate, fall, is_collapsed, log_rank, rate
