@@ -19,7 +19,7 @@ MIN_SEEDS = 3
 DELTA = 0.03
 """Accuracy differences below this do not matter: what "equal" means."""
 POWER = 0.8
-"""Chance with which `further_seeds` show a difference."""
+"""Chance with which `further_seeds` show a difference, and `units_to_decide` decide."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
