@@ -104,8 +104,8 @@ def _answer(
     lead_words = f"In the search it was {lead:{form}}." if math.isfinite(lead) else "In the search one was given up."
     lead_words = "" if control is None else lead_words
     return (
-        f"{where}the best found is {shown}. On {d.num_pairs} fresh seeds its {metric} is {d.mean:{form}} "
-        f"[{d.low:{form}}, {d.high:{form}}] against {base.name}: {said}. " + lead_words
+        f"{where}the best found is {shown}. On {d.num_pairs} fresh seeds its {metric} is "
+        f"{with_interval(d.mean, d.low, d.high, form)} against {base.name}: {said}. " + lead_words
     ).rstrip()
 
 
