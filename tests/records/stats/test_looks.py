@@ -88,7 +88,7 @@ def test_the_units_that_decide_are_the_fewest_with_a_chance_of_80_percent(
 
 
 def test_a_small_mean_needs_more_than_a_difference_of_the_margin_would() -> None:
-    """What would show a difference of 0.03 decides with a chance of 29 % where the mean is 0.015."""
+    """Seeds that would show a difference of 0.03 decide with a chance of 29 % where the mean is 0.015."""
     mean, sd, units = -0.015, 0.04, 13
     few = stats.further_seeds(sd, units, stats.DELTA, level=0.99)
     assert few == 11
