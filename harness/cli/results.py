@@ -138,7 +138,8 @@ def import_all(source: str, results: Path) -> None:
     """Merge runs, packed ones too, purposes, looks and bases of another results folder, of an archive of one or of a
     packed sweep into ours.
 
-    Raises ValueError, one line, for what is no result or no base, and where there is neither; nothing is imported then.
+    Raises ValueError, one line, for what is no result or no base, where there is neither, and while a sweep or a search
+    is at work in our folder; nothing is imported then.
     """
     with tempfile.TemporaryDirectory(prefix="lowbit-import-") as scratch:
 
@@ -179,6 +180,7 @@ def _merge(source: Path, scratch: Path, results: Path, named: Callable[[str], st
     """Import `source`, with room for copies in `scratch`; `named` turns their paths in a text into what the user gave.
     Of a run that a folder and a packed sweep have, that of the folder counts."""
     from harness.records.packed import make_available, unpack
+    from harness.records.results_lock import results_lock
     from harness.records.run_result import import_results
     from harness.records.sweep_file import read_purpose
     from harness.start.base_model import read_record
@@ -192,8 +194,6 @@ def _merge(source: Path, scratch: Path, results: Path, named: Callable[[str], st
     sweeps = _sweeps_of([*_records(runs).values(), *packed], source, named)
     if not sweeps and not bases:
         raise ValueError(f"results import: {source} holds no results: no runs, no packed sweeps, no bases")
-    for sweep in sweeps:
-        make_available(results, sweep)  # else the folder that an import makes would hide what is packed
     unpacked.mkdir()
     packed_folder(unpacked).symlink_to(packed_folder(folder).resolve())
     unpack(unpacked)
@@ -201,18 +201,21 @@ def _merge(source: Path, scratch: Path, results: Path, named: Callable[[str], st
     purposes = {path.parent.name: path for root in roots for path in root.rglob(PURPOSE)}
     for path in purposes.values():
         read_purpose(path)
-    purposes = {name: path for name, path in purposes.items() if not runs_folder(results, name).is_dir()}
     records = {name: path for root in roots for name, path in _records(root).items()}
-    added, known = import_results(records.values(), runs_folder(results))
-    print(f"{len(added)} runs imported, {len(known)} were there already")
-    for name, path in purposes.items():
-        if runs_folder(results, name).is_dir():
-            shutil.copyfile(path, purpose_path(results, name))
-    new = [base for base in bases if not (bases_folder(results) / base.name).exists()]
-    for base in new:
-        with replacing(bases_folder(results) / base.name) as part:
-            shutil.copytree(base, part, dirs_exist_ok=True)
-    _import_looks(folder, results)
+    with results_lock(results, who="an import"):
+        for sweep in sweeps:
+            make_available(results, sweep)  # else the folder that an import makes would hide what is packed
+        purposes = {name: path for name, path in purposes.items() if not runs_folder(results, name).is_dir()}
+        added, known = import_results(records.values(), runs_folder(results))
+        print(f"{len(added)} runs imported, {len(known)} were there already")
+        for name, path in purposes.items():
+            if runs_folder(results, name).is_dir():
+                shutil.copyfile(path, purpose_path(results, name))
+        new = [base for base in bases if not (bases_folder(results) / base.name).exists()]
+        for base in new:
+            with replacing(bases_folder(results) / base.name) as part:
+                shutil.copytree(base, part, dirs_exist_ok=True)
+        _import_looks(folder, results)
     if bases:
         print(f"{len(new)} bases imported, {len(bases) - len(new)} were there already")
 

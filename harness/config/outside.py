@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -25,7 +25,8 @@ def sources_of(method: Method, parts: Sequence[Part]) -> tuple[str, ...]:
     used = {type(part).__module__.partition(".")[0] for part in parts} & by_module.keys()
     if method.name in entries:
         used.add(entries[method.name].module.partition(".")[0])
-    found = {f"{module} {source_hash(module)}" for module in _own_files(method, parts)}
+    own = [f"methods.{OWN[method.name]}"] if method.name in OWN else []
+    found = _hashed([*own, *(type(part).__module__ for part in parts)], without=RECORDED)
     for module in used:
         package = by_module[module].dist
         named = f"{package.name} {package.version}" if package is not None else module
@@ -33,16 +34,19 @@ def sources_of(method: Method, parts: Sequence[Part]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _own_files(method: Method, parts: Sequence[Part]) -> set[str]:
-    """Modules of `methods` that the method and the parts come from, and those that they import; without `RECORDED`."""
-    dotted = [type(part).__module__ for part in parts]
-    if method.name in OWN:
-        dotted.append(f"methods.{OWN[method.name]}")
-    found, left = set[str](), {name.split(".")[1] for name in dotted if name.startswith("methods.")}
-    while left := left - RECORDED - found:
+def part_sources(part: Part) -> tuple[str, ...]:
+    """`methods.file hash` of the file of `methods` that defines a part and of those that it imports, files in
+    `RECORDED` too, sorted: what the part prepares may change with each. None for a part of another package."""
+    return tuple(sorted(_hashed([type(part).__module__])))
+
+
+def _hashed(modules: Sequence[str], without: Collection[str] = ()) -> set[str]:
+    """`methods.file hash` of these modules, of those of `methods` that they import, and so on."""
+    found, left = set[str](), {name.split(".")[1] for name in modules if name.startswith("methods.")}
+    while left := left - set(without) - found:
         found |= left
         left = {name for module in left for name in _imported(_file_of(f"methods.{module}"))}
-    return {f"methods.{name}" for name in found}
+    return {f"methods.{name} {source_hash(f'methods.{name}')}" for name in found}
 
 
 def _imported(file: Path) -> set[str]:

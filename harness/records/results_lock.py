@@ -1,4 +1,4 @@
-"""The lock of a results folder: one sweep at a time, or any number of searches.
+"""The lock of a results folder: one sweep or import at a time, or any number of searches.
 
 It is the system's (`flock`), so it is free again when its process dies, however that happens. The processes are those
 of one machine.
@@ -23,8 +23,9 @@ def check_folder(results: Path) -> None:
 
 
 @contextmanager
-def results_lock(results: Path, *, is_shared: bool = False) -> Iterator[None]:
-    """Hold the lock of `results`, alone or (`is_shared`) with others that share it. Makes the folder.
+def results_lock(results: Path, *, is_shared: bool = False, who: str = "a sweep") -> Iterator[None]:
+    """Hold the lock of `results`, alone or (`is_shared`) with others that share it. Makes the folder. `who` is what a
+    command that is refused is told to be at work.
 
     Raises ValueError where the folder cannot be written, or somebody else holds the lock.
     """
@@ -39,12 +40,10 @@ def results_lock(results: Path, *, is_shared: bool = False) -> Iterator[None]:
             fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.seek(0)
-            holder = handle.read().strip()
-            who = "a sweep" if is_shared or holder else "a search"
-            by = f" (process {holder})" if holder else ""
-            raise ValueError(f"results={results}: {who} is at work there{by}") from None
+            holder = handle.read().strip() or f"{'a sweep' if is_shared else 'a search'} is at work there"
+            raise ValueError(f"results={results}: {holder}") from None
         handle.truncate(0)
-        handle.write("" if is_shared else str(os.getpid()))
+        handle.write("" if is_shared else f"{who} is at work there (process {os.getpid()})")
         handle.flush()
         yield
 

@@ -385,10 +385,7 @@ def _columns(prefix: str, found: stats.Judged) -> dict[str, Any]:
     mean, low, high = stats.difference(found)
     more = None
     if decision is not None and found.contrast is not None and decision.verdict == "cannot tell":
-        more = stats.further_seeds(
-            decision.sd, found.contrast.num_units, max(abs(mean), stats.DELTA), level=decision.level,
-            extra_df=decision.df - (found.contrast.num_units - 1),
-        )  # fmt: skip
+        more = stats.units_to_decide(mean, decision.sd, found.contrast.num_units, decision.df, decision.level)
     values = {
         "pairs": found.contrast.num_units if found.contrast else 0,
         "difference": mean,

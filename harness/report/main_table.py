@@ -25,10 +25,10 @@ READING = (
     "Accuracy: held-out, in the reference precision, after the last step; brackets are 95 % bootstrap intervals over "
     "seeds and questions. Against {control}: difference in AUC (mean accuracy of all evaluations after step 0) over "
     "common bases, of the runs that did not collapse, with the interval that decides; of the verdicts of one setting "
-    "at most 5 % are expected to be wrong; (+n): about n more seeds would tell. As deployed: the same, every policy in "
-    "its own rollout format. Against {baseline}: in the reference precision, at equal rollout precision. Collapsed: "
-    "runs that diverged or ended below half of their start, with a 95 % interval. k3: mismatch of sampler and trainer, "
-    "nats, median over steps."
+    "at most 5 % are expected to be wrong; (+n): n more seeds would tell with a chance of 80 %. As deployed: the same, "
+    "every policy in its own rollout format. Against {baseline}: in the reference precision, at equal rollout "
+    "precision. Collapsed: runs that diverged or ended below half of their start, with a 95 % interval. k3: mismatch "
+    "of sampler and trainer, nats, median over steps."
 )
 
 

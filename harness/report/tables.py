@@ -50,10 +50,10 @@ READING = (
     "Its interval is the one that decides: of the verdicts of one length and one endpoint at most 5 % are expected to "
     "be wrong (a false discovery rate over its arms). Variances lean on those of the other arms (moderated).",
     f"Verdict: better or worse where the interval excludes 0, equal where it lies within ±{stats.DELTA:g} (where it "
-    "does both, the surer of the two), else cannot tell. (+n): about n more seeds would show a difference as large as "
-    f"the one seen, or of {stats.DELTA:g} where that is smaller. No signal: the arm or its control "
-    "never left its start, or both sit at 0. Collapses in x of n: so many runs diverged, or ended below half of the "
-    "accuracy they started from; what the others show follows.",
+    "does both, the surer of the two), else cannot tell. (+n): n more seeds (bases, where there are several) would "
+    f"decide with a chance of 80 %, given what was seen; (>{stats.MOST}): more than that. No signal: the arm or its "
+    "control never left its start, or both sit at 0. Collapses in x of n: so many runs diverged, or ended below half "
+    "of the accuracy they started from; what the others show follows.",
     "Effective bits: what the rollout stores for the linear layers (codes, scales, zero points, adapters in 16 bits) "
     "over their number of weights.",
     "Collapsed: of all runs, with a 95 % interval (Clopper and Pearson). No verdict says more about collapse than it.",
@@ -297,7 +297,9 @@ def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:
         words += f" the mean, below on {below} bases"
     if lower := num_lower(row, prefix):
         words += f", by {stats.DELTA:g} on {lower.partition(' ')[0]}" if below else f", lower on {lower} bases"
-    return words if more is None or math.isnan(more) else f"{words} (+{more:.0f})"
+    if more is None or math.isnan(more):
+        return words
+    return f"{words} (+{more:.0f})" if math.isfinite(more) else f"{words} (>{stats.MOST})"
 
 
 def num_lower(row: Mapping[str, Any], prefix: str) -> str:
@@ -441,7 +443,7 @@ LOWER_ON = "lower on x/n bases: cannot tell over bases, but on so many single on
 LEGEND = (
     "AUC: mean accuracy of the evaluations after step 0.  BF16 policy: the trained weights answer without",
     "rounding; as deployed: in the arm's format.  ±: the interval that decides, the wider side.",
-    f"worse, better: the interval excludes 0.  equal: it lies within ±{stats.DELTA:g}.  (+n): about n more seeds.",
+    f"worse, better: the interval excludes 0.  equal: within ±{stats.DELTA:g}.  (+n): n more decide at 80 %.",
     "falls x/n: so many runs collapsed (then the others' verdict).  falls ≤x%: no run did; 95 % bound.",
     "no signal: the arm or its control never left its start, or both sit at 0.",
 )

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from harness.api import Plan, Rollout, Site, stated_knobs
 from harness.config.compose import Composed, has_hook, plan_json
 from harness.config.decoder_config import decoder_config, shape_to_check
+from harness.config.outside import part_sources
 from harness.config.schema import BaseConfig, Launch, RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.life import LIFE
@@ -298,10 +299,10 @@ def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch)
     ]  # fmt: skip
     if start.max_positions is not None:
         identity.append(start.max_positions)
-    identity += config.outside  # a method whose file was edited may prepare something else
+    identity += config.outside  # a method that was edited may prepare something else
     for i, part in enumerate(composed.parts):
         # what an earlier part wraps or prepares is seen by this one
-        identity += [type(part).__name__, stated_knobs(part)]
+        identity += [type(part).__name__, stated_knobs(part), *part_sources(part)]
         if not has_hook(part, "prepare"):
             continue
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

@@ -17,6 +17,7 @@ from typing import Literal
 
 from harness.config.load import run_id
 from harness.config.schema import Launch, RunConfig
+from harness.foundation.number_cell import with_interval
 from harness.foundation.text_table import text_table
 from harness.records import stats
 from harness.records.looks import LookRow, Looks, look_level, read_looks, write_looks
@@ -247,8 +248,7 @@ def table(lines: Sequence[LookRow]) -> str:
     """The rows of a look as text."""
     rows: list[tuple[str, ...]] = []
     for line in lines:
-        numbers = "-" if line.difference is None else f"{line.difference:+.3f}"
-        numbers += "" if line.low is None or line.high is None else f" [{line.low:+.2f}, {line.high:+.2f}]"
+        numbers = with_interval(line.difference, line.low, line.high, "+.3f", "+.2f")
         rows.append((line.arm, str(line.seeds), numbers, line.verdict, line.next))
     return text_table(("arm", "seeds", "to control", "verdict", "next"), rows)
 

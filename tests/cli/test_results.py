@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tarfile
 import zipfile
@@ -13,6 +14,7 @@ from harness.cli.main import main
 from harness.foundation.provenance import ROOT
 from harness.records.looks import Looks, level_of, write_looks
 from harness.records.packed import pack
+from harness.records.results_lock import results_lock
 from harness.records.run_result import import_results, write_result
 from harness.records.sweep_file import Purpose, Until, keep_purpose, purpose
 from tests import result_factory as factory
@@ -251,6 +253,22 @@ def test_an_import_joins_what_is_packed(tmp_path: Path) -> None:
     write_result(theirs / "runs" / "quick", *factory.result(seed=3))
     assert main(["results", "import", str(theirs), "--results", str(ours)]) == 0
     assert len([*(ours / "runs" / "quick").glob("*.json")]) == 4
+
+
+@pytest.mark.parametrize("is_search", [False, True])
+def test_an_import_waits_for_no_sweep_or_search_and_changes_nothing(
+    tmp_path: Path, is_search: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    write_result(theirs / "runs" / "quick", *factory.result())
+    words = ["results", "import", str(theirs), "--results", str(ours)]
+    with results_lock(ours, is_shared=is_search):
+        assert main(words) == 2
+        who = "a search is at work there" if is_search else f"a sweep is at work there (process {os.getpid()})"
+        assert capsys.readouterr().err == f"lowbit: error: results={ours}: {who}\n"
+        assert [path.name for path in ours.iterdir()] == [".lock"]
+    assert main(words) == 0
+    assert contents(ours / "runs") == contents(theirs / "runs")
 
 
 @pytest.mark.parametrize("is_packed", [True, False])

@@ -11,7 +11,7 @@ import pytest
 import methods
 from harness.api import Method
 from harness.config.load import load, run_id
-from harness.config.outside import source_hash, sources_of
+from harness.config.outside import part_sources, source_hash, sources_of
 from harness.config.resolve import resolve
 from harness.sweep import plan, read_sweep
 from methods import METHODS, OWN, RECORDED
@@ -86,6 +86,13 @@ def test_methods_with_committed_records_are_not_hashed() -> None:
     recorded = [METHODS[name] for name, where in OWN.items() if where.partition(".")[0] in RECORDED]
     assert len(recorded) > 80 and {m.name for m in recorded if sources_of(m, m.parts)} == set()
     assert {path.stem for path in (ROOT / "methods").glob("*.py")} >= RECORDED
+
+
+def test_the_sources_of_a_part_name_recorded_files_too() -> None:
+    (refreshed,) = [part for part in METHODS["rilq_refresh"].parts if type(part).__module__ == "methods.rilq_refresh"]
+    assert part_sources(refreshed) == tuple(
+        f"methods.{name} {source_hash(f'methods.{name}')}" for name in ("flashrl", "naive", "rilq", "rilq_refresh")
+    )
 
 
 def test_the_committed_cells_of_the_quick_sweep_keep_their_ids() -> None:

@@ -200,7 +200,7 @@ def test_leftovers_are_found(tmp_path: Path) -> None:
     (results / "work" / run_id(small_config())).mkdir(parents=True)
     for name in ("state.part", "state.pt"):
         (results / "work" / run_id(small_config()) / name).write_bytes(b"x")
-    (results / "runs" / SWEEP / "a.json.tmp").write_bytes(b"x")
+    (results / "runs" / SWEEP / "a.json.0123abcd.tmp").write_bytes(b"x")
     code = [sys.executable, "-S", "-c", "import sys; print(flush=True); sys.stdin.read()"]
     with subprocess.Popen(code, cwd=control, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -209,9 +209,12 @@ def test_leftovers_are_found(tmp_path: Path) -> None:
         found = [case.words for case in audit_leftovers(results, control)]
     assert len(found) == 4
     assert found[0] == f"process {process.pid} is alive"
-    assert {Path(line).name for line in found[1:]} == {"state.part", "state.pt", "a.json.tmp"}
+    assert {Path(line).name for line in found[1:]} == {"state.part", "state.pt", "a.json.0123abcd.tmp"}
     path_of(results, small_config()).write_text("{")  # no record that is ok, so its state may be there
-    assert {Path(case.words).name for case in audit_leftovers(results, control)} == {"state.part", "a.json.tmp"}
+    assert {Path(case.words).name for case in audit_leftovers(results, control)} == {
+        "state.part",
+        "a.json.0123abcd.tmp",
+    }
 
 
 def test_values_that_resumed_runs_lack_are_counted_in_series_that_can_be_read(tmp_path: Path) -> None:

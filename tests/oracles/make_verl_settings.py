@@ -34,7 +34,7 @@ def settings(quantization: str | None, rule: str | None, more: dict[str, Any]) -
     }  # fmt: skip
 
 
-GIVEN = [settings("fp8", "token", {CACHE: "fp8"}), settings("fp8", None, {}), settings(None, None, {})]
+GIVEN = [settings("fp8", "token", {}), settings("fp8", None, {CACHE: "fp8_e4m3"}), settings(None, None, {})]
 
 
 def main() -> None:

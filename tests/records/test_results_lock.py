@@ -24,6 +24,12 @@ def test_a_sweep_holds_it_alone_and_is_named(tmp_path: Path) -> None:
         pass
 
 
+def test_an_import_is_named_as_one(tmp_path: Path) -> None:
+    with results_lock(tmp_path, who="an import"):
+        said = f"results={tmp_path}: an import is at work there (process {os.getpid()})"
+        assert [refused(tmp_path, is_shared=kind) for kind in (False, True)] == [said, said]
+
+
 def test_searches_share_it_and_keep_sweeps_out(tmp_path: Path) -> None:
     results = tmp_path / "new"
     with results_lock(results):

@@ -14,7 +14,7 @@ from harness.records import stats
 from harness.records.arms import group_arms
 from harness.records.run_result import Base, EvalRecord, RunResult
 from harness.report import collapse_times
-from harness.report.leaderboard import board_of, contrasts, contrasts_of, leaderboard
+from harness.report.leaderboard import board_of, contrasts, contrasts_of, judge_arms, leaderboard
 from harness.report.scores import by_base, components, score_arms
 from tests import result_factory as factory
 
@@ -147,8 +147,15 @@ def test_verdicts_with_enough_seeds_find_the_truth() -> None:
 
 
 def test_cannot_tell_comes_with_a_number_of_seeds() -> None:
-    board = rows(leaderboard([result for result, _ in factory.sweep_results(seeds=3)]))
+    results = [result for result, _ in factory.sweep_results(seeds=3)]
+    board = rows(leaderboard(results))
     assert all((row["verdict"] == "cannot tell") == (row["further_seeds"] >= 1) for row in board.values())
+    arms, scores = score_arms(results)
+    judged = {label: pair.ranking for label, pair in judge_arms(scores, arms).items()}
+    for name in (undecided := [name for name, row in board.items() if row["verdict"] == "cannot tell"]):
+        more = int(board[name]["further_seeds"])
+        assert stats.chance_to_decide(judged[name], more) >= 0.8 > stats.chance_to_decide(judged[name], more - 1)
+    assert undecided
 
 
 def test_contrasts_are_within_a_precision() -> None:

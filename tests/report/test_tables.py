@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -16,13 +17,17 @@ from harness.report.sentences import findings, num_below, three_sentences
 from harness.report.tables import (
     BELOW,
     BELOW_ON,
+    LEGEND,
     LOWER_ON,
+    VERDICT_WIDTH,
     WIDTH,
     markdown,
     render_against,
     render_terminal,
     runs_table,
     setup_lines,
+    short_verdict,
+    verdict_words,
     write_tables,
 )
 from harness.sweep import read_sweep
@@ -273,6 +278,17 @@ def test_a_format_that_collapses_is_named_where_none_is_shown_to_lose() -> None:
     assert three_sentences(plain)[1:] == [
         "INT8 collapsed in 2 of 6 runs; the others differ by -0.07, at most 0.03 apart."
     ]
+
+
+@pytest.mark.parametrize(
+    ("further", "said"),
+    [(8.0, "cannot tell (+8)"), (1000.0, "cannot tell (+1000)"), (math.inf, "cannot tell (>1000)"),
+     (math.nan, "cannot tell"), (None, "cannot tell")],
+)  # fmt: skip
+def test_the_seeds_that_are_missing_stand_beside_the_verdict(further: float | None, said: str) -> None:
+    row = {"verdict": "cannot tell", "further_seeds": further, "collapse_high": 0.3}
+    assert verdict_words(row) == short_verdict()(row) == said
+    assert len(said) <= VERDICT_WIDTH and max(map(len, LEGEND)) <= WIDTH
 
 
 def test_single_bases_are_told_where_the_mean_over_bases_is_open() -> None:

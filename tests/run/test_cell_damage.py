@@ -19,7 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.config import outside
 from harness.config.load import run_id, to_json
+from harness.config.outside import source_hash
 from harness.config.schema import Launch, RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.lock_file import held
@@ -229,6 +231,17 @@ def test_an_edited_method_is_prepared_anew(tmp_path: Path) -> None:
     for source in ("methods.mine 000000000000", "methods.mine 000000000001", "methods.mine 000000000000"):
         build(replace(config, outside=(source,)), launch)
     assert len(list((tmp_path / "work" / "prepared").glob("*/fixed.safetensors"))) == 2
+
+
+def test_an_edited_file_whose_hash_is_in_no_record_prepares_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, launch, true = small_config("method=flashrl", "precision=int8"), small_launch(tmp_path), source_hash
+    assert config.outside == ()
+    for edited in ("", "methods.flashrl", "methods.naive", ""):  # the second is imported by the first
+        monkeypatch.setattr(outside, "source_hash", lambda name, at=edited: "0" * 12 if name == at else true(name))
+        build(config, launch)
+    assert len(list((tmp_path / "work" / "prepared").glob("*/fixed.safetensors"))) == 3
 
 
 def test_what_another_cell_prepared_anew_is_not_set_aside(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def stages(injector: Injector) -> Stages:
             inject(injector, "series")
             finish_late(injector)
             if injector.due(("kill",), ("half",)):
-                path.with_name(path.name + ".tmp").write_bytes(data[:HALF])
+                path.with_name(f"{path.name}.0123abcd.tmp").write_bytes(data[:HALF])
                 os.kill(os.getpid(), signal.SIGKILL)
         write_atomic(path, data)
 

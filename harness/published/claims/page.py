@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import with_interval
 from harness.foundation.progress_bar import progress_bar
 from harness.published.claims.badges import BADGES, Badge, badge_of, counts
 from harness.published.claims.domains import DIMENSIONS, MISMATCH, Place, outside, place_of, place_words
@@ -275,7 +276,7 @@ def shown(test: Test, found: ClaimEstimate) -> str:
     is_factor = isinstance(test, Ratio | Growth | Speed | Update)
     is_signed = not is_factor and not isinstance(test, Replay | Level)
     if isinstance(test, Update):
-        return f"x{_number(found.value, False)}, measured once"
+        return f"x{_number(found.value)}, measured once"
     text = "x" * is_factor + _interval((found.value, found.low, found.high), is_signed)
     if found.against is not None:
         return f"{text} against {_interval(found.against)}"
@@ -285,14 +286,15 @@ def shown(test: Test, found: ClaimEstimate) -> str:
 
 
 def _interval(of: tuple[float, float, float], is_signed: bool = False) -> str:
-    value, low, high = (_number(x, is_signed) for x in of)
+    """Three decimals where it is a difference, three digits elsewhere."""
+    if is_signed:
+        return with_interval(*of, "+.3f")
+    value, low, high = (_number(x) for x in of)
     return f"{value} [{low}, {high}]"
 
 
-def _number(value: float, is_signed: bool) -> str:
-    """Three decimals where it is a difference, three digits elsewhere."""
-    if is_signed:
-        return f"{value:+.3f}"
+def _number(value: float) -> str:
+    """Three digits."""
     size = abs(value)
     if size >= 100:
         return f"{value:.0f}"

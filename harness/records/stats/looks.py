@@ -18,11 +18,14 @@ import numpy as np
 from scipy import optimize, special
 from scipy import stats as distributions
 
+from harness.records.stats.intervals import LEVEL, Floats
 from harness.records.stats.outcomes import NO_SIGNAL, Judged, is_decided
-from harness.records.stats.verdicts import DELTA
+from harness.records.stats.verdicts import DELTA, POWER
 
 Step = Literal["decided", "no signal", "out of seeds", "hopeless", "more seeds"]
 """Finding of a look on an arm; `more seeds` alone lets it go on."""
+MOST = 1000
+"""Further units that `units_to_decide` looks at."""
 NUM_NODES = 96
 """Nodes of the Gauss-Legendre rule: crossing chances are then exact to 1e-8 for up to 50 looks."""
 
@@ -65,15 +68,35 @@ def chance_to_decide(found: Judged, more_units: int) -> float:
     contrast, decision = found.contrast, found.decision
     if contrast is None or decision is None or math.isnan(decision.sd):
         return 1.0
-    units = contrast.num_units + more_units
-    half = special.stdtrit(decision.df + more_units, 0.5 + decision.level / 2) * decision.sd / math.sqrt(units)
-    spread = max(decision.sd * math.sqrt(1 / contrast.num_units - 1 / units), 1e-12)
-    inside = max(min(DELTA - half, half), 0.0)
+    more = np.array([float(more_units)])
+    return float(_chances(contrast.mean, decision.sd, contrast.num_units, decision.df, decision.level, DELTA, more)[0])
 
-    def below(value: float) -> float:
-        return float(special.ndtr((value - contrast.mean) / spread))
 
-    return below(-half) + 1 - below(half) + below(inside) - below(-inside)
+def units_to_decide(
+    mean: float, sd: float, num_units: int, df: float, level: float = LEVEL, margin: float = DELTA
+) -> float | None:
+    """Number of further units that would decide with a chance of POWER, the smallest: the chance is that of
+    `chance_to_decide`.
+
+    `mean` and `sd` are those of a unit's difference over `num_units`, `df` the degrees of freedom of the s.d., `level`
+    that of the interval, `margin` the bound of "equal". Infinity where MOST further units do not, None where the s.d.
+    is not known (NaN).
+    """
+    if math.isnan(sd):
+        return None
+    more = np.arange(1.0, MOST + 1)
+    enough = _chances(mean, sd, num_units, df, level, margin, more) >= POWER
+    return float(more[np.argmax(enough)]) if enough.any() else math.inf
+
+
+def _chances(mean: float, sd: float, num_units: int, df: float, level: float, margin: float, more: Floats) -> Floats:
+    """`chance_to_decide` for each of the numbers `more` ([N] float64, further units)."""
+    units = num_units + more
+    half = special.stdtrit(df + more, 0.5 + level / 2) * sd / np.sqrt(units)
+    spread = np.maximum(sd * np.sqrt(1 / num_units - 1 / units), 1e-12)
+    inside = np.clip(np.minimum(margin - half, half), 0.0, None)
+    away = special.ndtr((-half - mean) / spread) + special.ndtr((mean - half) / spread)
+    return away + special.ndtr((inside - mean) / spread) - special.ndtr((-inside - mean) / spread)
 
 
 def next_step(found: Judged, num_seeds: int, max_seeds: int, hopeless: float) -> Step:

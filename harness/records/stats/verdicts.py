@@ -19,7 +19,7 @@ MIN_SEEDS = 3
 DELTA = 0.03
 """Accuracy differences below this do not matter: what "equal" means."""
 POWER = 0.8
-"""Chance with which `further_seeds` show a difference."""
+"""Chance with which `further_seeds` show a difference, and `units_to_decide` decide."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -43,13 +43,13 @@ def step_up(p_values: ArrayLike, alpha: float) -> tuple[Floats, float]:
     return adjusted, 1 - alpha * max(num_decided, 1) / max(int(family.sum()), 1)
 
 
-def verdict(low: float, high: float) -> Verdict:
+def verdict(low: float, high: float, margin: float = DELTA) -> Verdict:
     """Verdict that the interval of one difference allows, by itself.
 
-    Inside (-DELTA, DELTA): equal. Otherwise away from 0: better or worse. Everything else, and an interval of NaN:
+    Inside (-margin, margin): equal. Otherwise away from 0: better or worse. Everything else, and an interval of NaN:
     cannot tell.
     """
-    if low > -DELTA and high < DELTA:
+    if low > -margin and high < margin:
         return "equal"
     return "better" if low > 0 else "worse" if high < 0 else "cannot tell"
 

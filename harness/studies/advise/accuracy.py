@@ -66,13 +66,17 @@ class Accuracy:
 
 
 def read_tables(results: Path) -> dict[str, Table]:
-    """Deployed weights -> the evidence. Raises ValueError naming the file where a table is missing."""
+    """Deployed weights -> the evidence, of each arm in its usual setting (no variant). Raises ValueError naming the
+    file where a table is missing or has an arm twice."""
     found = {name: tables_folder(results) / f"{name}.csv" for name in (SWEEP, MISMATCH)}
     for path in found.values():
         if not path.is_file():
             raise ValueError(f"{path}: there is no such table")
     arms, mismatch = (pd.read_csv(path).to_dict("records") for path in found.values())
-    rows = {(row["method"], row["precision"], row["task.n"]): row for row in arms if row["parts"] == "[]"}
+    usual = [row for row in arms if pd.isna(row["variant"])]
+    rows = {(row["method"], row["precision"], row["task.n"]): row for row in usual}
+    if len(rows) < len(usual):
+        raise ValueError(f"{found[SWEEP]}: two rows without a variant of one method, format and length")
     sizes = sorted({n for _, _, n in rows})
     bases = [
         row for row in mismatch

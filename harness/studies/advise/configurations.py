@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.config.load import of_folder
+from harness.engines.vllm.builds import CUDA
 from harness.studies.advise.accuracy import NONE
 from harness.studies.advise.question import Question
 from harness.studies.capacity.host import NODE
@@ -17,18 +18,22 @@ CAP = 2.0
 """Largest weight of truncated importance sampling, as in the runs on word problems."""
 GROUP = 8
 """Answers to a prompt, where the batch divides by it."""
-KV8 = "+kv8"
+KV8, FP8_CACHE = "+kv8", "e4m3_kv"
+"""Ending of a precision with an FP8 cache, and the format of that cache."""
 VERL_FP8 = "fp8_block"
 """The format that verl's quantization=fp8 stands for."""
 
 
 def ours(question: Question, precision: str, correction: str, folder: str = "FOLDER", *, ways: int = 1) -> list[str]:
     """Words of `lowbit run`, `folder` the model's, `ways` the GPUs of an engine. Raises ValueError for a format that no
-    method here samples in, and for a batch that its GPUs cannot share evenly."""
+    method here samples in, for an FP8 cache in an engine over several GPUs, and for a batch that its GPUs cannot share
+    evenly."""
     group = group_of(question.batch)
     method = "bf16" if precision == "bf16" else "naive" if correction == NONE else _tis(precision)
     if {precision, precision.removesuffix(KV8)}.isdisjoint(METHODS[method].precisions):
         raise ValueError(f"{precision}: {method} does not sample in it")
+    if ways > 1 and precision.endswith(KV8):
+        raise ValueError(f"its engine needs {ways} GPUs, and the scales of an FP8 cache are those of all heads, on one")
     _check_shared(question)
     several = ["trainer=verl", f"launch.gpus={min(question.gpus, NODE)}", f"launch.nodes={question.nodes}",
                *(["launch.ray_address=auto"] if question.nodes > 1 else []),
@@ -49,10 +54,16 @@ def _tis(precision: str) -> str:
 
 def verl(question: Question, precision: str, correction: str, ways: int = 1) -> dict[str, Any]:
     """Dotted keys of verl's own configuration, with their values; `ways`: GPUs of an engine. Raises ValueError for a
-    format that verl does not sample in, and for a batch that its GPUs cannot share evenly."""
+    format that verl does not sample in, for a correction that renews the scales of an FP8 cache, and for a batch that
+    its GPUs cannot share evenly."""
     base, is_kv8 = precision.removesuffix(KV8), precision.endswith(KV8)
     if base not in ("bf16", VERL_FP8):
         raise ValueError(f"its rollout.quantization takes fp8 and torchao, not {base}; our trainer=verl does it")
+    if is_kv8 and correction != NONE:
+        raise ValueError(
+            "its engine keeps the scales of an FP8 cache at 1, and this recipe renews them at every push; our "
+            "trainer=verl does it"
+        )
     _check_shared(question)
     group, at = group_of(question.batch), "actor_rollout_ref.rollout."
     values: dict[str, Any] = {
@@ -71,7 +82,7 @@ def verl(question: Question, precision: str, correction: str, ways: int = 1) -> 
         "trainer.nnodes": question.nodes,
     }  # fmt: skip
     if is_kv8:
-        values["+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype"] = "fp8"
+        values["+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype"] = CUDA.kv[FP8_CACHE]
     return values
 
 

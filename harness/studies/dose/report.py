@@ -66,7 +66,8 @@ def sentences(s: Study) -> list[str]:
         )
     for (task, name), found in s.kinds.items():
         told = [
-            f"{k.kind} {k.beyond:+.3f} [{k.low:+.3f}, {k.high:+.3f}] ({k.num_runs} runs, {k.num_collapsed} collapsed)"
+            f"{k.kind} {with_interval(k.beyond, k.low, k.high, '+.3f')} ({k.num_runs} runs, "
+            f"{k.num_collapsed} collapsed)"
             for k in found
             if k.kind != FORMAT and not math.isnan(k.low)
         ]

@@ -20,10 +20,13 @@ from harness.config.load import parse, read_yaml
 from harness.config.schema import Name, Whole
 from harness.foundation.did_you_mean import nearest
 from harness.records.run_result import summarise
+from harness.records.stats import DELTA
 from harness.sweep import SWEEPS, file_of
 
 METRICS = (*summarise([], []), "time_s")
 """Names that an objective may have: a number of a record's summary, or the seconds of a cell."""
+ACCURACIES = tuple(name for name in METRICS if "accuracy" in name or name.startswith("auc"))
+"""Those that are accuracies, as fractions."""
 _STRICT = ConfigDict(extra="forbid")
 
 
@@ -112,6 +115,8 @@ class Confirm:
 
     __pydantic_config__ = _STRICT
     seeds: tuple[Whole, ...] = ()
+    margin: float | None = None
+    """Difference in the first objective, in its unit, below which two are equal; null takes 0.03 for an accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +141,11 @@ class Search:
     references: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Name -> overrides outside the space, run on the seeds of `confirm` for comparison."""
     confirm: Confirm = field(default_factory=Confirm)
+
+    @property
+    def margin(self) -> float:
+        """Difference in the first objective, in its unit, below which two are equal."""
+        return DELTA if self.confirm.margin is None else self.confirm.margin
 
     @property
     def shares(self) -> tuple[str, ...]:
@@ -167,6 +177,7 @@ def check_search(search: Search) -> None:
         raise ValueError("objectives: the same metric twice")
     if again := sorted(set(search.seeds) & set(search.confirm.seeds)):
         raise ValueError(f"confirm.seeds={again}: seeds of the search are not fresh")
+    _check_margin(search)
     if search.pruner.halving not in (0, *range(2, 11)):
         raise ValueError(f"pruner.halving={search.pruner.halving}: choose 0 (off) or 2 to 10")
     _check_budget(search)
@@ -178,6 +189,17 @@ def check_search(search: Search) -> None:
         above[name] = knob
     for name, values in search.baselines.items():
         _check_baseline(name, values, search.space)
+
+
+def _check_margin(search: Search) -> None:
+    margin, metric = search.confirm.margin, search.objectives[0].metric
+    if margin is not None and not (0 < margin < math.inf):
+        raise ValueError(f"confirm.margin={margin}: above 0 and finite")
+    if search.confirm.seeds and margin is None and metric not in ACCURACIES:
+        raise ValueError(
+            f"confirm.margin=null: {metric} is no accuracy, for which {DELTA:g} is taken; give the difference in "
+            f"{metric} below which two settings are equal"
+        )
 
 
 def _check_budget(search: Search) -> None:

@@ -19,7 +19,7 @@ from harness.foundation.number_cell import with_interval
 from harness.foundation.whole_file import write_atomic
 from harness.records.paths import searches_folder, tables_folder
 from harness.records.run_result import RunResult
-from harness.records.stats import Difference, Verdict, further_seeds, paired, verdict
+from harness.records.stats import MOST, Difference, Verdict, paired, units_to_decide, verdict
 from harness.studies.search.confirm import (
     Contender,
     Trials,
@@ -33,7 +33,7 @@ from harness.studies.search.confirm import (
 )
 from harness.studies.search.pruning import oriented
 from harness.studies.search.space import cell_of, text
-from harness.studies.search.spec import Objective, Search
+from harness.studies.search.spec import ACCURACIES, Search
 from harness.studies.search.store import open_studies
 from harness.studies.search.trials import complete_trials, has_failed, is_feasible, metrics_of
 
@@ -86,23 +86,32 @@ def _answer(
     d = compared(records[contender.name], records[base.name], metric)
     control = next((t for t in trials if t.number == base.number and base.kind == "baseline"), None)
     lead = math.nan if control is None else searched_mean(best, metric) - searched_mean(control, metric)
+    form = _form(search)
     if math.isnan(d.low):
         return (
-            f"{where}the best found is {shown}, in the search {lead:+.3f} {metric} against {base.name}; not confirmed."
+            f"{where}the best found is {shown}, in the search {lead:{form}} {metric} against {base.name}; not "
+            "confirmed."
         )
+    more = units_to_decide(d.mean, d.sd, d.num_pairs, d.num_pairs - 1, margin=search.margin)
+    assert more is not None, "an interval has an s.d."
+    further = f"{more:.0f} more seeds" if math.isfinite(more) else f"more than {MOST} more"
     said = {
-        "equal": "they do not differ by as much as 0.03",
+        "equal": f"they do not differ by as much as {search.margin:g}",
         "better": "it is better",
         "worse": "it is worse",
-        "cannot tell": "which does not tell them apart",
-    }[_verdict(d, search.objectives[0])]
-    lead_words = f"In the search it was {lead:+.3f}." if math.isfinite(lead) else "In the search one was given up."
+        "cannot tell": f"which does not tell them apart ({further} would with a chance of 80 %)",
+    }[_verdict(d, search)]
+    lead_words = f"In the search it was {lead:{form}}." if math.isfinite(lead) else "In the search one was given up."
     lead_words = "" if control is None else lead_words
-    more = f" (about {further_seeds(d.sd, d.num_pairs)} more seeds would)" if said.startswith("which") else ""
     return (
-        f"{where}the best found is {shown}. On {d.num_pairs} fresh seeds its {metric} is {d.mean:+.3f} "
-        f"[{d.low:+.3f}, {d.high:+.3f}] against {base.name}: {said}{more}. " + lead_words
+        f"{where}the best found is {shown}. On {d.num_pairs} fresh seeds its {metric} is "
+        f"{with_interval(d.mean, d.low, d.high, form)} against {base.name}: {said}. " + lead_words
     ).rstrip()
+
+
+def _form(search: Search) -> str:
+    """Format of a difference in the first objective: thousandths of an accuracy, three digits of anything else."""
+    return "+.3f" if search.objectives[0].metric in ACCURACIES else "+.3g"
 
 
 def compared_with(share: str, found: Sequence[Contender]) -> Contender | None:
@@ -126,7 +135,7 @@ def fresh_section(
     rows = list[list[str]]()
     for contender in found:
         base = compared_with(contender.share, found)
-        gap = _gap(contender, base, records, search.objectives[0])
+        gap = _gap(contender, base, records, search)
         mine = records[contender.name]
         number = "" if contender.number is None else str(contender.number)
         ended = f"{sum(r.status == 'ok' for r in mine.values())} of {len(search.confirm.seeds)}"
@@ -146,17 +155,19 @@ def _mean(records: Mapping[int, RunResult], metric: str) -> str:
 
 
 def _gap(
-    contender: Contender, base: Contender | None, records: Mapping[str, Mapping[int, RunResult]], objective: Objective
+    contender: Contender, base: Contender | None, records: Mapping[str, Mapping[int, RunResult]], search: Search
 ) -> str:
     if base is None or base.name == contender.name:
         return ""
-    d = compared(records[contender.name], records[base.name], objective.metric)
-    return "-" if math.isnan(d.low) else f"{with_interval(d.mean, d.low, d.high, '+.3f')} ({_verdict(d, objective)})"
+    d = compared(records[contender.name], records[base.name], search.objectives[0].metric)
+    shown = with_interval(d.mean, d.low, d.high, _form(search))
+    return "-" if math.isnan(d.low) else f"{shown} ({_verdict(d, search)})"
 
 
-def _verdict(d: Difference, objective: Objective) -> Verdict:
-    """Verdict on a difference of an objective: a lower one is better where it is minimized."""
-    return verdict(d.low, d.high) if objective.direction == "maximize" else verdict(-d.high, -d.low)
+def _verdict(d: Difference, search: Search) -> Verdict:
+    """Verdict on a difference of the first objective: a lower one is better where it is minimized."""
+    low, high = (d.low, d.high) if search.objectives[0].direction == "maximize" else (-d.high, -d.low)
+    return verdict(low, high, search.margin)
 
 
 def trials_section(search: Search, studies: Mapping[str, Study]) -> list[str]:

@@ -83,6 +83,8 @@ class Running:
     def collect(self, is_hung: bool) -> RunResult:
         """The record of the cell once its process ended: its own, else one that says how it ended."""
         result, unreadable = None, ""
+        for half in self.record.parent.glob(f"{self.id}.*.tmp"):  # of a write that a kill ended
+            half.unlink(missing_ok=True)
         try:
             result = read_result(self.record) if self.record.exists() else None
         except ValueError as error:

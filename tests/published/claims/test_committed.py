@@ -11,7 +11,7 @@ import methods
 from harness.config.load import to_json
 from harness.published.claims.estimates import estimate
 from harness.published.claims.evidence import Evidence, in_arms
-from harness.published.claims.kinds import NotTestable, Replay, Speed
+from harness.published.claims.kinds import NotTestable, Replay, Speed, Update
 from harness.published.claims.page import judge_all, markdown
 from harness.published.claims.schema import Claims, read_claims
 from harness.records.paths import claims_page
@@ -68,7 +68,12 @@ def test_the_committed_page_is_what_the_committed_results_say(committed: Claims,
 
 @pytest.mark.slow
 def test_every_arm_of_a_committed_claim_is_a_cell_of_its_sweep(committed: Claims):
-    tests = [test for c in committed.claims for test in c.tests if not isinstance(test, Replay | Speed | NotTestable)]
+    tests = [
+        test
+        for c in committed.claims
+        for test in c.tests
+        if not isinstance(test, Replay | Speed | Update | NotTestable)
+    ]
     for name in sorted({test.sweep for test in tests}):
         cells = plan(read_sweep(name, ROOT / "sweeps")).cells
         runs = [run(seed=cell.seed).model_copy(update={"config": to_json(cell)}) for cell in cells]

@@ -115,6 +115,12 @@ def test_no_difference_where_one_is_claimed_is_not_supported_and_says_so():
     assert found(Contrast(sweep="standard", a=NAIVE, b=BF16, expect="equal"), of(*runs)).outcome == "supported"
 
 
+def test_an_end_near_zero_shows_its_side():
+    got = ClaimEstimate(outcome="undecided", value=-0.013, low=-0.027, high=0.0002, units=6)
+    test = Contrast(sweep="standard", a=NAIVE, b=BF16, expect="below")
+    assert shown(test, got) == "-0.013 [-0.027, +0.0002], n = 6"
+
+
 def test_a_ratio_is_a_geometric_mean_over_pairs():
     runs = [run(m, s, {20: [1]}) for m in ("naive", "bf16") for s in range(3)]
     evidence = of(*runs, kl_k3=[[0.2, 0.2], [0.3, 0.5], [0.8, 0.8], [0.1, 0.1], [0.1, 0.1], [0.1, 0.1]])

@@ -69,6 +69,33 @@ def test_the_chance_to_decide_is_that_of_simulated_units(mean: float, sd: float)
     assert found == pytest.approx(decided.mean(), abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("mean", "sd", "units", "df", "expected"),
+    [(-0.015, 0.024, 13, 60.0, 4), (0.0, 0.03, 5, 12.0, 16), (-0.1, 0.1, 5, 12.0, 12), (0.03, 0.03, 10, 9.0, 3),
+     (0.01, 2.0, 100, 99.0, math.inf), (0.0, math.nan, 1, 0.0, None)],
+)  # fmt: skip
+def test_the_units_that_decide_are_the_fewest_with_a_chance_of_80_percent(
+    mean: float, sd: float, units: int, df: float, expected: float | None
+) -> None:
+    assert stats.units_to_decide(mean, sd, units, df, 0.99) == expected
+    if expected is None:
+        return
+    found = judged(mean, sd, units, df)
+    chances = [stats.chance_to_decide(found, more) for more in range(1, stats.MOST + 1)]
+    assert np.diff(chances).min() > -1e-12
+    below = next((more for more, chance in enumerate(chances, 1) if chance >= 0.8), math.inf)
+    assert below == expected
+
+
+def test_a_small_mean_needs_more_than_a_difference_of_the_margin_would() -> None:
+    """Seeds that would show a difference of 0.03 decide with a chance of 29 % where the mean is 0.015."""
+    mean, sd, units = -0.015, 0.04, 13
+    few = stats.further_seeds(sd, units, stats.DELTA, level=0.99)
+    assert few == 11
+    assert stats.chance_to_decide(judged(mean, sd, units, units - 1), few) == pytest.approx(0.29, abs=0.005)
+    assert stats.units_to_decide(mean, sd, units, units - 1, 0.99) == 27
+
+
 def test_what_a_look_says_of_an_arm() -> None:
     def step(found: stats.Judged, seeds: int = 5) -> str:
         return stats.next_step(found, seeds, 12, 0.1)

@@ -28,7 +28,7 @@ def row(
 ) -> dict[str, Any]:
     """A row of the table of word problems: six runs, of which `fell` collapsed, both endpoints alike but for the
     verdict."""
-    own: dict[str, Any] = {"method": method, "precision": precision, "task.n": n, "parts": "[]", "ok": 6}
+    own: dict[str, Any] = {"method": method, "precision": precision, "task.n": n, "variant": "", "ok": 6}
     for prefix, said in (("", verdict), ("deployed_", deployed)):
         own |= {
             f"{prefix}verdict": f"collapses in {fell} of 6" if fell else said, f"{prefix}further_seeds": float("nan"),
@@ -49,9 +49,10 @@ ROWS = [
     row("flashrl", "int8", 10), row("flashrl", "int8", 30, "better"),
     row("naive", "int4", 10), row("naive", "int4", 30, fell=1),
     row("flashrl", "int4", 10), row("flashrl", "int4", 30, "cannot tell", bases_lower=1),
-    row("rilq", "int8", 10, "worse"), row("naive", "int8", 10, "worse", parts="['rilq.RILQ']"),
+    row("rilq", "int8", 10, "worse"), row("naive", "int8", 10, "worse", variant="rilq.RILQ"),
+    row("naive", "fp8_block", 10, "worse", variant="lr=0.001"),
 ]  # fmt: skip
-"""Every kind of row, and two that are no recipe's."""
+"""Every kind of row, and three that are no recipe's."""
 
 
 def mismatch(name: str, n: int, low: float, high: float, **values: Any) -> dict[str, Any]:

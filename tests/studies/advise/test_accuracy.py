@@ -73,6 +73,15 @@ def test_a_missing_table_is_named(tmp_path: Path) -> None:
         read_tables(tmp_path)
 
 
+def test_two_rows_of_one_setting_are_refused(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    path = tmp_path / "tables" / "main_wordmath.csv"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([*lines, lines[1]]), encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"^{path}: two rows without a variant of one method, format and length$"):
+        read_tables(tmp_path)
+
+
 def test_the_committed_tables_are_read() -> None:
     found = read_tables(RESULTS)["bf16"]
     assert list(found.tokens) == [10, 30] and set(found.k3) >= {"bf16", "fp8_block", "int8", "nvfp4", "int4"}

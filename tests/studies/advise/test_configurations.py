@@ -9,11 +9,19 @@ from typing import Any
 
 import pytest
 
-from harness.config.load import load, split_launch
+from harness.config.compose import compose
+from harness.config.load import launch_of, load, split_launch
+from harness.config.resolve import resolve
+from harness.engines.vllm.builds import BUILDS
+from harness.run.checks import check_launch
+from harness.start.prepare import start_of
 from harness.studies.advise.configurations import CAP, group_of, ours, trl, verl
+from harness.trainers.verl.data import lay_out
+from harness.trainers.verl.settings import verl_settings
 from tests.source_tree import ROOT
 from tests.studies.advise.made import question
 from tests.studies.probe import made
+from tests.toy import SMALL, small_launch
 
 
 @pytest.mark.parametrize(
@@ -52,13 +60,44 @@ def accepted(name: str) -> list[dict[str, Any]]:
 
 def test_verl_takes_the_settings_of_a_recipe() -> None:
     asked = question(gpus=16, batch=512, length=8192)
-    recipes = (("fp8_block+kv8", "TIS"), ("fp8_block", "none"), ("bf16", "none"))
+    recipes = (("fp8_block", "TIS"), ("fp8_block+kv8", "none"), ("bf16", "none"))
     assert [verl(asked, *recipe, ways=2) for recipe in recipes] == accepted("verl_settings")
     plain = verl(question(gpus=4), "bf16", "none")
     assert (plain["trainer.n_gpus_per_node"], plain["trainer.nnodes"]) == (4, 1)
     for precision in ("int8", "int4", "nvfp4"):
         with pytest.raises(ValueError, match=f"takes fp8 and torchao, not {precision}; our trainer=verl does it"):
             verl(question(), precision, "TIS")
+
+
+def test_verl_gets_the_cache_that_our_trainer_writes_and_no_recipe_that_renews_its_scales(tmp_path: Path) -> None:
+    key = "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype"
+    config = resolve(load([*SMALL, "trainer=verl", "method=naive", "precision=fp8_block+kv8"]))
+    composed, launch = compose(config), small_launch(tmp_path)
+    job = lay_out(config, launch, composed, start_of(config, launch), tmp_path / "verl")
+    written = verl_settings(job, composed, BUILDS["cuda"], 7)[key]
+    assert verl(question(gpus=4), "fp8_block+kv8", "none")[f"+{key}"] == written == "fp8_e4m3"
+    said = (
+        "its engine keeps the scales of an FP8 cache at 1, and this recipe renews them at every push; our trainer=verl "
+        "does it"
+    )
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        verl(question(gpus=4), "fp8_block+kv8", "TIS")
+
+
+@pytest.mark.parametrize("correction", ["none", "TIS"])
+def test_an_fp8_cache_over_several_gpus_is_refused_here_as_by_the_trainer(correction: str, tmp_path: Path) -> None:
+    asked, folder = question(gpus=8, length=40), str(made.qwen2(tmp_path / "m"))
+    said = "its engine needs 2 GPUs, and the scales of an FP8 cache are those of all heads, on one"
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        ours(asked, "fp8_block+kv8", correction, folder, ways=2)
+    own, launch = split_launch(ours(asked, "fp8_block+kv8", correction, folder))
+    config = resolve(load(own))
+    alone, shared = (
+        launch_of({**launch, "tensor_parallel": ways}, results=str(tmp_path), sweep="s") for ways in (1, 2)
+    )
+    check_launch(config, alone)
+    with pytest.raises(ValueError, match="tensor_parallel=2: the scales of an FP8 cache are those of all heads"):
+        check_launch(config, shared)
 
 
 def test_trl_takes_the_arguments_of_a_recipe() -> None:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import matplotlib as mpl
 import matplotlib.image as mpimg
@@ -72,11 +73,19 @@ def test_of_a_metric_that_is_minimized_a_lower_value_is_better(tmp_path):
     search = toy_search(budget={"trials": 16}, confirm={"seeds": [5, 6, 7]}, sampler={"name": "random"},
                         pruner={"alpha": 0}, objectives=objectives, constraint=None)  # fmt: skip
     run_search(search, tmp_path, 1, lambda event: None, runner=FakeRunner(), afterwards=submit)
-    text = write_tables(search, tmp_path)[0].read_text(encoding="utf-8")
-    (said,) = (line for line in text.splitlines() if line.startswith("* "))
+
+    def answer(margin):
+        """The sentence, and the row of the best, where so small a difference is none."""
+        judged = replace(search, confirm=replace(search.confirm, margin=margin))
+        lines = write_tables(judged, tmp_path)[0].read_text(encoding="utf-8").splitlines()
+        return [next(line for line in lines if line.startswith(start)) for start in ("* ", "| best |")]
+
+    said, row = answer(0.001)
     assert "On 3 fresh seeds its k3_median is -0.0" in said and "against tis default: it is better. " in said
-    (row,) = (line for line in text.splitlines() if line.startswith("| best |"))
     assert row.endswith("] (better) | 3 of 3 |")
+    said, row = answer(0.2)
+    assert "is -0.079 [-0.0964, -0.0616] against tis default: they do not differ by as much as 0.2. " in said
+    assert row.endswith("] (equal) | 3 of 3 |")
 
 
 def test_trials_that_tie_for_the_best_are_counted(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from harness.config.load import run_id
 from harness.foundation.provenance import ROOT
 from harness.studies.search.space import cell_of, check_space, combinations, overrides_of, suggest
-from harness.studies.search.spec import changes, check_search, identity, read_search
+from harness.studies.search.spec import ACCURACIES, changes, check_search, identity, read_search
 from harness.sweep import sweep_names
 from tests.studies.search.search_toy import SPACE, toy_search
 
@@ -68,6 +68,18 @@ def test_knobs_become_overrides_and_a_cell():
     assert run_id(cell) == run_id(cell_of(words, 3)) != run_id(cell_of(words, 4))
 
 
+def test_the_margin_is_that_of_an_accuracy_or_the_given_one():
+    objectives = [{"metric": "k3_median", "direction": "minimize"}]
+    named = toy_search(objectives=objectives, confirm={"seeds": [7], "margin": 0.002})
+    check_search(named)
+    check_search(toy_search(objectives=objectives))  # nothing is confirmed, so nothing is judged
+    assert (named.margin, toy_search(confirm={"seeds": [7]}).margin) == (0.002, 0.03)
+    assert ACCURACIES == (
+        "base_accuracy", "auc", "final_accuracy", "base_accuracy_rollout", "auc_rollout", "final_accuracy_rollout",
+        "reward_accuracy_last",
+    )  # fmt: skip
+
+
 def test_a_conditional_knob_is_there_only_where_it_exists():
     search = toy_search()
     values = suggest(Midway(), search.space, {"correction": "ppo"})
@@ -84,6 +96,12 @@ def test_a_conditional_knob_is_there_only_where_it_exists():
         ({"budget": {}}, "budget: at least one of trials, cells and core_seconds"),
         ({"budget": {"trials": 4, "per": "cap"}}, "budget.per=cap: not an unconditional knob with choices"),
         ({"confirm": {"seeds": [2, 7]}}, r"confirm.seeds=\[2\]: seeds of the search are not fresh"),
+        (
+            {"objectives": [{"metric": "time_s", "direction": "minimize"}], "confirm": {"seeds": [7]}},
+            "confirm.margin=null: time_s is no accuracy, for which 0.03 is taken; give the difference in time_s below "
+            "which two settings are equal$",
+        ),
+        ({"confirm": {"seeds": [7], "margin": 0.0}}, "confirm.margin=0.0: above 0 and finite"),
         ({"space": SPACE | {"x": {"low": "a", "high": 2}}}, "space.x.low='a': a number is expected"),
         ({"space": SPACE | {"x": {"low": 1}}}, "space.x: either choices, or low and high"),
         ({"space": SPACE | {"x": {"low": 2, "high": 1}}}, "space.x: low=2 is not below high=1"),

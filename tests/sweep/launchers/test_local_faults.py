@@ -82,6 +82,17 @@ def test_how_a_process_ended_is_the_reason(
     assert read_result(path_of(job)) == result
 
 
+def test_the_half_of_a_record_that_a_kill_leaves_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, other = jobs_of(tmp_path, 2)
+    path_of(job).parent.mkdir(parents=True)
+    halves = [path.with_name(f"{path.name}.0123abcd.tmp") for path in (path_of(job), path_of(other))]
+    for half in (*halves, path_of(job).with_name(f"{run_id(job.config)}.parquet.89abcdef.tmp")):
+        half.write_bytes(b"{ half a rec")
+    (result,) = results(run(monkeypatch, [job], "os.kill(os.getpid(), signal.SIGKILL)"))
+    assert result.reason == "lost: killed by SIGKILL"
+    assert set(path_of(job).parent.iterdir()) == {path_of(job), halves[1]}  # another cell's may still be at work
+
+
 def test_a_cell_that_stops_by_itself_leaves_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = jobs_of(tmp_path)
     (result,) = results(run(monkeypatch, [job], "sys.exit(3)"))
