@@ -443,7 +443,8 @@ LOWER_ON = "lower on x/n bases: cannot tell over bases, but on so many single on
 LEGEND = (
     "AUC: mean accuracy of the evaluations after step 0.  BF16 policy: the trained weights answer without",
     "rounding; as deployed: in the arm's format.  ±: the interval that decides, the wider side.",
-    f"worse, better: the interval excludes 0.  equal: within ±{stats.DELTA:g}.  (+n): n more decide at 80 %.",
+    f"worse, better: the interval excludes 0.  equal: it lies within ±{stats.DELTA:g}.",
+    "(+n): with n more seeds the chance of a verdict is 80 %, if they vary as these do.",
     "falls x/n: so many runs collapsed (then the others' verdict).  falls ≤x%: no run did; 95 % bound.",
     "no signal: the arm or its control never left its start, or both sit at 0.",
 )

@@ -17,7 +17,8 @@ step: time of a step with BF16 rollouts over its time with these; the range is t
 assumed: on several GPUs, where the links between them were not measured.
 tokens: the verdict on word problems with answers of so many tokens, models of 10M parameters, 150 steps, vLLM's
 kernels. equal: within 0.03 of BF16 rollouts. falls 1/6: one run of six collapsed; falls ≤22%: none did, 95 % bound.
-below on x/n, lower on x/n bases: it loses on so many bases, and the mean is open. (+n): n more decide at 80 %.
+below on x/n, lower on x/n bases: it loses on so many bases, and the mean is open.
+(+n): with n more bases the chance of a verdict is 80 %, if they vary as these do.
 k3 there: mismatch of those bases before training, nats a token, the smallest and the largest.
 What your own model would lose is not known. Speed and accuracy are answered apart."""
 
