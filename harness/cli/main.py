@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from harness.cli import completion
-from harness.cli.options import check_results, without_effect
+from harness.cli.options import check_results
 from harness.foundation import bytecode_cache
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.project_files import HOME, RESULTS, bring_results
@@ -96,8 +96,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse(sys.argv[1:] if argv is None else argv)
         _bring_results(arguments)
         check_results(arguments)
-        for remark in without_effect(word for name in LISTS for word in getattr(arguments, name, ())):
-            print(f"lowbit: note: {remark}", file=sys.stderr)
         return arguments.run(arguments)
     except ValueError as error:
         if os.environ.get("LOWBIT_TRACEBACK"):

@@ -134,18 +134,6 @@ def check_beside(a: argparse.Namespace, way: str, **unset: object) -> None:
         raise ValueError(f"{a.command}: --{given.replace('_', '-')} does not go with {way}")
 
 
-def without_effect(overrides: Iterable[str]) -> list[str]:
-    """Remarks on overrides of a command line that a later one of their key replaces, one line each."""
-    found, remarks = dict[str, str](), list[str]()
-    for word in overrides:
-        key, sign, _ = word.partition("=")
-        other = found.get(key := key.lstrip("+"), word)
-        if sign and other != word:
-            remarks.append(f"{other} has no effect: {word} comes later")
-        found[key] = word
-    return remarks
-
-
 def check_untrained(overrides: Iterable[str]) -> None:
     """Raises ValueError for a setting of the optimizer, for a command that trains nothing."""
     for word in overrides:

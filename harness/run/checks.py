@@ -49,8 +49,9 @@ def _check_parts(config: RunConfig, composed: Composed) -> None:
 
 
 def _check_positions(config: RunConfig) -> None:
-    """Raises ValueError where the model has too few positions for the longest prompt with a whole response, or fewer
-    than the engine is to make room for: an engine would stop at the first long one, or take fewer silently."""
+    """Raises ValueError where a folder's model has too few positions for the longest prompt with a whole response (for
+    a model made here the task's own prompts tell), or any model fewer than the engine is to make room for: an engine
+    would stop at the first long one, or take fewer silently."""
     if (shape := shape_to_check(config.model)) is None:
         return
     positions = shape.max_positions
@@ -58,7 +59,7 @@ def _check_positions(config: RunConfig) -> None:
     asked += [
         (f"evaluations.{i}.max_new_tokens", e.max_new_tokens, e.options) for i, e in enumerate(config.evaluations)
     ]
-    for field, new, options in asked:
+    for field, new, options in asked if config.model.path is not None else ():
         given = options.get("max_prompt_tokens")  # whose type the task checks
         prompt = given if isinstance(given, int) else 1
         if new is not None and prompt + new > positions:

@@ -257,14 +257,6 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert capsys.readouterr().err == "lowbit: error: results/figures/x.png: No space left on device\n"
 
 
-def test_an_override_that_a_later_one_replaces_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["trainer.steps=5", "task.n=6", "task.n=6", "+trainer.steps=7", "trainer.eval_every=7"]
-    assert cli.main(["run", "method=bf16", *words, "--dry-run", "--results", str(tmp_path)]) == 0
-    told = capsys.readouterr()
-    assert told.err == "lowbit: note: trainer.steps=5 has no effect: +trainer.steps=7 comes later\n"
-    assert '"steps": 7' in told.out
-
-
 def test_methods_lists_parts_and_knobs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["methods", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
