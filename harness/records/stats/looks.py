@@ -68,7 +68,7 @@ def chance_to_decide(found: Judged, more_units: int) -> float:
     contrast, decision = found.contrast, found.decision
     if contrast is None or decision is None or math.isnan(decision.sd):
         return 1.0
-    more = np.array([float(more_units)])
+    more = np.array([more_units], np.float64)
     return float(_chances(contrast.mean, decision.sd, contrast.num_units, decision.df, decision.level, DELTA, more)[0])
 
 
@@ -84,7 +84,7 @@ def units_to_decide(
     """
     if math.isnan(sd):
         return None
-    more = np.arange(1.0, MOST + 1)
+    more = np.arange(1, MOST + 1, dtype=np.float64)
     enough = _chances(mean, sd, num_units, df, level, margin, more) >= POWER
     return float(more[np.argmax(enough)]) if enough.any() else math.inf
 
