@@ -52,9 +52,11 @@ def shaped(
         total = total + overlong_penalty(lengths, limit, algo.overlong_buffer, algo.overlong_factor)
     adv = group_advantage(total, group, algo.advantage, algo.adv_eps)
     mask = sampled & ~truncated[:, None] if algo.overlong_filter else sampled
+    _, best = group_range(raw, group)
     means = {
         "reward/mean": total,
         "reward/accuracy": raw,
+        "reward/best_of_group": best,
         "rollout/length_mean": lengths.float(),
         "rollout/truncated_frac": truncated.float(),
         "reward/informative_frac": informative_groups(raw, group).float(),
@@ -121,8 +123,15 @@ def informative_groups(raw_metric: Tensor, group: Tensor) -> Tensor:
     raw_metric [B] float, the accuracy and never the shaped reward: a length penalty would make every group look
     informative. group [B] int64 -> [num_groups] bool in ascending order of the group id.
     """
-    ids, index = torch.unique(group, return_inverse=True)
-    metric = raw_metric.float()
-    low = torch.full((ids.shape[0],), torch.inf, device=metric.device).scatter_reduce(0, index, metric, "amin")
-    high = torch.full((ids.shape[0],), -torch.inf, device=metric.device).scatter_reduce(0, index, metric, "amax")
+    low, high = group_range(raw_metric, group)
     return high > low
+
+
+def group_range(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
+    """(lowest, highest) value of every group; of right and wrong answers the highest, averaged, is pass@group_size.
+
+    values [B] float, group [B] int64 -> twice [num_groups] float32, in ascending order of the group id.
+    """
+    ids, index = torch.unique(group, return_inverse=True)
+    empty, values = torch.full((ids.shape[0],), torch.inf, device=values.device), values.float()
+    return empty.scatter_reduce(0, index, values, "amin"), (-empty).scatter_reduce(0, index, values, "amax")

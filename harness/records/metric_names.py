@@ -102,6 +102,7 @@ train/loss_scale | 1 | none | FP16 loss scale that the updates used, their mean;
 train/skipped | 1 | down | 1 where an overflow skipped the update
 reward/mean | 1 | up | mean shaped reward of the sampler's responses
 reward/accuracy | fraction | up | mean raw task metric of the sampler's responses
+reward/best_of_group | fraction | up | mean over prompts of the best response's raw metric: pass@group_size
 reward/informative_frac | fraction | none | groups whose raw metric is not constant
 reward/unparsable_frac | fraction | down | responses without a readable answer
 rollout/length_mean | tokens | none | mean response length

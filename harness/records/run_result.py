@@ -325,6 +325,7 @@ def import_results(paths: Iterable[Path], destination: Path) -> tuple[list[str],
 SUMMARY: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     "reward_last": ("reward/mean", lambda values: fmean(values[-5:])),
     "reward_accuracy_last": ("reward/accuracy", lambda values: fmean(values[-5:])),
+    "best_of_group_last": ("reward/best_of_group", lambda values: fmean(values[-20:])),
     "k3_max": ("mismatch/kl_k3", max),
     "k3_median": ("mismatch/kl_k3", median),
     "ess_token_min": ("mismatch/ess_token", min),
@@ -341,9 +342,9 @@ MAY_BE_NAN = frozenset({"sync/code_flip_rate"})
 def summarise(series: Sequence[Row], evals: Sequence[EvalRecord]) -> dict[str, float | None]:
     """The few numbers of a run that tables rank: accuracies as fractions, mismatch in nats, None where not measured.
 
-    `auc` is the mean accuracy of the evaluations after step 0, `*_last` the mean of the last five steps.
-    `num_nonfinite` counts NaN and infinite scalars of the series, which every reduction leaves out; NaN of a column
-    in `MAY_BE_NAN` is none of them.
+    `auc` is the mean accuracy of the evaluations after step 0, `*_last` the mean of the last five steps, but of the
+    last twenty for `best_of_group_last`, which has one value a prompt. `num_nonfinite` counts NaN and
+    infinite scalars of the series, which every reduction leaves out; NaN of a column in `MAY_BE_NAN` is none of them.
     """
     summary: dict[str, float | None] = {}
     for site, suffix in (("reference", ""), ("rollout", "_rollout")):

@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 from harness.foundation.seeds import generator
-from harness.objective.advantage import KINDS, AdvantageKind, group_advantage, informative_groups, overlong_penalty
+from harness.objective.advantage import (
+    KINDS,
+    AdvantageKind,
+    group_advantage,
+    group_range,
+    informative_groups,
+    overlong_penalty,
+)
+from harness.records.sample_scores import pass_at_k
 
 ONE_RIGHT = torch.tensor([1.0, 0.0, 0.0])
 SAME = torch.zeros(3, dtype=torch.int64)
@@ -120,3 +128,14 @@ def test_dynamic_sampling_reads_the_raw_metric() -> None:
     assert informative_groups(accuracy, group).tolist() == [False, True, False]
     shaped = accuracy + overlong_penalty(torch.tensor([8, 8, 10, 8, 8, 9]), 10, 4)
     assert informative_groups(shaped, group).tolist() == [True, True, True]
+
+
+def test_the_best_of_a_group_is_pass_at_group_size() -> None:
+    generator = torch.Generator().manual_seed(0)
+    right = (torch.rand(40, 16, generator=generator) < 0.05).float()
+    order = torch.randperm(640, generator=generator)
+    low, best = group_range(right.flatten()[order], (torch.arange(640) // 16)[order])
+    assert best.tolist() == pass_at_k(right.numpy(), 16).tolist() and 0.2 < float(best.mean()) < 0.8
+    assert float(low.sum()) == 0.0
+    partial = group_range(torch.tensor([0.25, 0.5, 0.0, -1.0]), torch.tensor([1, 1, 0, 0]))
+    assert [x.tolist() for x in partial] == [[-1.0, 0.25], [0.0, 0.5]]
