@@ -44,10 +44,11 @@ COLUMNS = (
     "reward/mean", "reward/accuracy", "reward/best_of_group", "rollout/length_mean", "rollout/truncated_frac",
     "rollout/tokens", "sync/code_flip_rate", "sync/saturated_frac", "mismatch/kl_k1", "mismatch/kl_k3",
     "mismatch/chi2_token", "mismatch/ess_token", "mismatch/ess_token_raw", "mismatch/logp_absdiff_mean",
-    "mismatch/logp_absdiff_p99", "mismatch/logp_absdiff_p999", "mismatch/logp_absdiff_max", "train/entropy", "train/grad_norm",
-    "train/ppo_kl", "train/clip_frac", "train/clip_low_frac", "train/clip_high_frac", "train/clip_dual_frac", "train/loss_scale",
-    "train/skipped", "correction/weight_mean", "correction/token_kept_frac", "by_position/position", "by_position/k3",
-    "by_position/count", "by_entropy/entropy", "by_entropy/k3", "by_entropy/count",
+    "mismatch/logp_absdiff_p99", "mismatch/logp_absdiff_p999", "mismatch/logp_absdiff_max", "train/entropy",
+    "train/grad_norm", "train/ppo_kl", "train/clip_frac", "train/clip_low_frac", "train/clip_high_frac",
+    "train/clip_dual_frac", "train/loss_scale", "train/skipped", "correction/weight_mean",
+    "correction/token_kept_frac", "by_position/position", "by_position/k3", "by_position/count",
+    "by_entropy/entropy", "by_entropy/k3", "by_entropy/count",
 )  # fmt: skip
 GROUPS = ("memory/", "part/", "staleness/", "time/")
 """Columns, and groups of them, that a packed sweep keeps of every step."""
