@@ -1,4 +1,4 @@
-"""Shares of answers by first mistake, by hand on a small sweep, and where the section is left out."""
+"""Shares of answers by first mistake and of solved prompts, by hand on a small sweep, and where they are left out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from harness.records.arms import group_arms
 from harness.records.run_result import Base, RunResult
-from harness.report.failures import blocks, by_base
+from harness.report.failures import blocks, by_base, failures_of
 from tests.result_factory import result
 
 
@@ -42,7 +42,7 @@ def test_runs_of_a_base_count_once() -> None:
         for share, base in ((0.1, 0), (0.3, 0), (0.8, 1))
     ]
     (arm,) = group_arms(runs)
-    assert {base: shares["plan"] for base, shares in by_base(arm).items()} == {
+    assert {base: shares["plan"] for base, shares in by_base(arm, failures_of).items()} == {
         Base(0, "aa"): pytest.approx(0.2),
         Base(1, "aa"): 0.8,
     }
@@ -59,3 +59,16 @@ def test_a_task_that_classifies_no_mistakes_has_no_section() -> None:
 def test_answers_without_a_mistake_count_as_such() -> None:
     runs = [failing("bf16", "bf16", seed, shares, 9.0) for seed, shares in ((0, {}), (1, {"form": 0.5}))]
     assert blocks(group_arms(runs), "bf16")[1].splitlines()[2] == "| bf16 bf16 | 2 | 9 | 0.250 |"
+
+
+def test_solved_prompts_stand_beside_the_control_on_the_same_bases() -> None:
+    known = {("bf16", 0): 0.9, ("bf16", 1): 0.8, ("naive", 1): 0.75, ("naive", 2): None}
+    runs: list[RunResult] = []
+    for (method, seed), best in known.items():
+        run = result(method, "bf16" if method == "bf16" else "int8", seed=seed)[0]
+        runs.append(run.model_copy(update={"summary": {**run.summary, "best_of_group_last": best}}))
+    title, table, reading = blocks(group_arms(runs), "bf16")
+    assert title == "## How many prompts a group solves" and "pass@k" in reading
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert rows[0] == ["arm", "bases", "best of a group"]
+    assert rows[2:] == [["bf16 bf16", "2", "0.850"], ["naive int8", "1", "0.750 (-0.050)"]]
