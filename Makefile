@@ -79,7 +79,7 @@ map: setup ## docs/architecture: picture and table of the rooms, from the tree
 bench: setup ## measure NAME (default sampler: the embedded sampler against transformers)
 	@$(PY) -m harness.devtools.bench $(or $(NAME),sampler) $(ARGS)
 
-test: setup ## the default test suite on CPU, some 10 minutes on 2 cores
+test: setup ## the default test suite on CPU, some 20 minutes on 2 cores
 	@$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-all: setup ## the default suite and the slow tests
