@@ -269,13 +269,14 @@ def _replay(test: Replay, rows: Sequence[ReplayRow]) -> ClaimEstimate:
         for row in rows:
             if all(row[name] == value for name, value in wanted.items()):
                 value, low, high = (float(str(row[f"{test.column}{end}"])) for end in ("", "_low", "_high"))
-                return value, low, high
+                return None if math.isnan(low) else (value, low, high)
         return None
 
     own, other = interval(test.arm), interval(test.against) if test.against else None
     if own is None or (test.against and other is None):
         arm = test.arm if own is None else test.against
-        reason = f"the replay laboratory has no {arm} on {test.sampler} of {test.context}, age {test.age}"
+        at = f"{arm} on {test.sampler} of {test.context}, age {test.age}"
+        reason = f"the replay laboratory has no interval of {test.column} of {at}"
         return ClaimEstimate(outcome="undecided", reason=reason)
     value, low, high = own
     if other is None:

@@ -209,7 +209,8 @@ def test_the_replay_laboratory_against_a_threshold_and_another_arm():
         place = {"context": "s-sort8", "sampler": "int8", "age": 0, "arm": arm}
         return place | {"bias": value, "bias_low": low, "bias_high": high}
 
-    rows = [row("none", 0.5, 0.4, 0.6), row("tis", 0.1, 0.0, 0.3), row("far", 0.5, 0.35, 0.7)]
+    rows = [row("none", 0.5, 0.4, 0.6), row("tis", 0.1, 0.0, 0.3), row("far", 0.5, 0.35, 0.7),
+            row("few", 0.5, math.nan, math.nan)]  # fmt: skip
 
     def of_arm(arm: str, **values: Any) -> ClaimEstimate:
         test = Replay(context="s-sort8", sampler="int8", arm=arm, column="bias", expect="below", **values)
@@ -223,7 +224,11 @@ def test_the_replay_laboratory_against_a_threshold_and_another_arm():
     )
     assert of_arm("far", against="none").outcome == "undecided"
     assert of_arm("none", against="tis").outcome == "contradicted"
-    assert "no trm on int8" in of_arm("trm", threshold=1).reason
+    for arm in ("trm", "few"):  # one that is not there, and one with too few batches
+        assert of_arm(arm, threshold=1).reason == (
+            f"the replay laboratory has no interval of bias of {arm} on int8 of s-sort8, age 0"
+        )
+    assert of_arm("tis", against="few").reason.endswith("no interval of bias of few on int8 of s-sort8, age 0")
 
 
 def test_what_is_missing_is_a_state_and_no_error():
