@@ -48,7 +48,7 @@ def claims(
     ValueError for a faulty claims file, an unknown name or a damaged result.
     """
     from harness.foundation.whole_file import write_atomic
-    from harness.published.claims.page import detailed, judge_all, markdown, terminal
+    from harness.published.claims.page import FURTHER, detailed, judge_all, markdown, terminal
     from harness.published.claims.schema import CLAIMS, read_claims
     from harness.records.paths import claims_page
 
@@ -56,7 +56,7 @@ def claims(
     if names:
         wanted = {claim.id for name in names for claim in claims_named(name, known)}
         chosen = replace(known, claims=tuple(claim for claim in known.claims if claim.id in wanted))
-        print("\n\n".join(detailed(one) for one in judge_all(chosen, results)))
+        print("\n\n".join([*(detailed(one) for one in judge_all(chosen, results)), FURTHER]))
         return 0
     judged = judge_all(known, results)
     page, text = claims_page(results), markdown(known, judged)

@@ -17,9 +17,14 @@ def with_interval(value: float | None, low: float | None, high: float | None, fo
     """`0.52 [0.45, 0.59]`, the ends in the form `ends` (empty: in `form`, too) as `end_cell` prints them; without an
     interval the number alone, "-" without a number."""
     cell = number_cell(value, form)
-    if cell == "-" or low is None or high is None or math.isnan(low):
-        return cell
-    return f"{cell} [{end_cell(low, ends or form)}, {end_cell(high, ends or form)}]"
+    return cell if cell == "-" else f"{cell} {interval_cell(low, high, ends or form)}".rstrip()
+
+
+def interval_cell(low: float | None, high: float | None, form: str) -> str:
+    """`[0.45, 0.59]`, the ends as `end_cell` prints them; empty where there is none (None or NaN)."""
+    if low is None or high is None or math.isnan(low):
+        return ""
+    return f"[{end_cell(low, form)}, {end_cell(high, form)}]"
 
 
 def end_cell(value: float, form: str) -> str:

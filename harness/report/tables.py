@@ -299,7 +299,7 @@ def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:
         words += f", by {stats.DELTA:g} on {lower.partition(' ')[0]}" if below else f", lower on {lower} bases"
     if more is None or math.isnan(more):
         return words
-    return f"{words} (+{more:.0f})" if math.isfinite(more) else f"{words} (>{stats.MOST})"
+    return f"{words} {stats.further(more)}"
 
 
 def num_lower(row: Mapping[str, Any], prefix: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from harness.foundation.number_cell import end_cell, number_cell, with_interval
+from harness.foundation.number_cell import end_cell, interval_cell, number_cell, with_interval
 
 
 def test_a_dash_stands_where_there_is_no_number() -> None:
@@ -28,3 +28,8 @@ def test_an_end_that_would_read_as_zero_shows_its_side() -> None:
     ]  # fmt: skip
     assert with_interval(0.03, 0.0004, 0.07, ".3f", ".2f") == "0.030 [0.00, 0.07]"  # an accuracy has one side alone
     assert end_cell(-0.0004, "+.3g") == "-0.0004"
+
+
+def test_an_interval_alone_has_the_same_ends():
+    assert interval_cell(-0.0004, 0.0213, "+.3f") == "[-0.0004, +0.021]"
+    assert interval_cell(None, 0.1, "+.3f") == interval_cell(math.nan, math.nan, ".2f") == ""

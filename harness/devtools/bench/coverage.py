@@ -23,6 +23,7 @@ import numpy as np
 from harness.devtools.bench import base_worlds, look_worlds, runner, verdict_worlds
 from harness.devtools.bench.coverage_figure import INTERVALS, draw
 from harness.foundation.markdown_table import markdown_table
+from harness.foundation.number_cell import number_cell
 from harness.foundation.whole_file import write_atomic
 from harness.records import stats
 from harness.records.paths import figures_folder, tables_folder
@@ -134,19 +135,32 @@ def verdicts(num_seeds: int, sd: float, effect: float, sims: int, rng: np.random
     return {name: count / sims for name, count in counts.items()}
 
 
-def power(num_pilot: int, sd: float, effect: float, sims: int, rng: np.random.Generator) -> tuple[float, float]:
-    """(power of the advice, median number of seeds in all): a pilot, the seeds that `further_seeds` asks for by the
-    pilot's own s.d., then the t test on all of them."""
+def advised(
+    num_pilot: int, sd: float, effect: float, sims: int, rng: np.random.Generator
+) -> tuple[float, float, float]:
+    """(share of pilots that cannot tell, share of those with a verdict after the advice, median number of seeds then);
+    the latter two are NaN where every pilot tells.
+
+    A pilot that cannot tell is given the seeds that `units_to_decide` asks for by its own mean and s.d.; the verdict is
+    on all of them. One that asks for more than `stats.MOST` stays without.
+    """
     hits: list[bool] = []
     sizes: list[int] = []
     for _ in range(sims):
-        pilot = rng.normal(effect, sd, num_pilot)
-        more = stats.further_seeds(float(pilot.std(ddof=1)), num_pilot, effect)
+        values = rng.normal(effect, sd, num_pilot)
+        found = against_zero(values)
+        if stats.verdict(found.low, found.high) != "cannot tell":
+            continue
+        more = stats.units_to_decide(found.mean, found.sd, num_pilot, num_pilot - 1)
         assert more is not None
-        values = np.concatenate([pilot, rng.normal(effect, sd, more)])
-        hits.append(against_zero(values).low > 0)
+        if math.isfinite(more):
+            values = np.concatenate([values, rng.normal(effect, sd, int(more))])
+            found = against_zero(values)
+        hits.append(stats.verdict(found.low, found.high) != "cannot tell")
         sizes.append(len(values))
-    return float(np.mean(hits)), float(np.median(sizes))
+    if not hits:
+        return 0.0, math.nan, math.nan
+    return len(hits) / sims, float(np.mean(hits)), float(np.median(sizes))
 
 
 def tabulate(
@@ -196,18 +210,18 @@ def _verdict_lines(sims: int, rng: np.random.Generator) -> list[str]:
     lines += [
         markdown_table(head, rows, align="r"),
         "", "## Seeds asked for", "",
-        "`further_seeds` plans for 80 % power with the s.d. that was seen, which few seeds know badly. The first row "
-        "of each effect knows it.", "",
+        "(+n) plans for a verdict with a chance of 80 %, by the mean and the s.d. of the seeds that were seen (the "
+        "pilot), which few seeds know badly. Decided: of the pilots that cannot tell, with these seeds more; one that "
+        f"asks for more than {stats.MOST} stays undecided.", "",
     ]  # fmt: skip
     rows = list[tuple[str, ...]]()
-    for effect in (stats.DELTA, 0.06):
-        needed = (stats.further_seeds(SEED_SD, 2, effect) or 0) + 2
-        shown = np.mean([against_zero(row).low > 0 for row in rng.normal(effect, SEED_SD, (sims, needed))])
-        rows.append((f"{effect:g}", "s.d. known", f"{shown:.3f}", str(needed)))
-        for pilot in (3, 5):
-            reached, size = power(pilot, SEED_SD, effect, sims, rng)
-            rows.append((f"{effect:g}", str(pilot), f"{reached:.3f}", f"{size:.0f}"))
-    return [*lines, markdown_table(("true difference", "pilot", "power", "seeds in all, median"), rows, align="r")]
+    for effect in (0.0, stats.DELTA, 0.06):
+        for pilot in (3, 5, 8):
+            undecided, decided, size = advised(pilot, SEED_SD, effect, sims, rng)
+            cells = (f"{undecided:.3f}", number_cell(decided), number_cell(size, ".0f"))
+            rows.append((f"{effect:g}", str(pilot), *cells))
+    head = ("true difference", "pilot", "cannot tell", "decided", "seeds in all, median")
+    return [*lines, markdown_table(head, rows, align="r")]
 
 
 def options(parser: argparse.ArgumentParser) -> None:

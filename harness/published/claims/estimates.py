@@ -27,6 +27,7 @@ from harness.published.claims.evidence import (
 )
 from harness.published.claims.kinds import (
     Contrast,
+    Expect,
     Growth,
     Level,
     NotTestable,
@@ -205,27 +206,31 @@ def _judged(test: OfRuns, found: stats.Contrast, level: float) -> ClaimEstimate:
     low, high = found.interval(level)
     outcome = judge(low, high, test.expect, threshold, margin)
     if outcome == "undecided":
-        reason = _undecided(found, low, high, threshold, margin, test)
+        reason = _undecided(found, level, low, high, threshold, margin, test.expect)
     else:
         reason = "preliminary: 2 bases" if found.num_units < stats.MIN_SEEDS else ""
     value, low, high = (math.exp(x) if is_log else x for x in (found.mean, low, high))
     return ClaimEstimate(outcome=outcome, value=value, low=low, high=high, units=found.num_units, reason=reason)
 
 
-def _undecided(found: stats.Contrast, low: float, high: float, threshold: float, margin: float, test: OfRuns) -> str:
-    """Reason why an interval does not decide: it shows that there is nothing to see, or it is too wide."""
-    floor, ceiling = threshold - margin, threshold + margin
-    if test.expect in ("above", "below") and is_equal(low, high, threshold, margin):
+def _undecided(
+    found: stats.Contrast, level: float, low: float, high: float, threshold: float, margin: float, expect: Expect
+) -> str:
+    """Reason why an interval does not decide: it shows that there is nothing to see, or it is too wide. Then come the
+    units that would give another outcome, or show equality, with a chance of 80 %."""
+    if expect in ("above", "below") and is_equal(low, high, threshold, margin):
         return "equal within the margin"
-    distance = {
-        "above": max(abs(found.mean - threshold), margin),
-        "below": max(abs(found.mean - threshold), margin),
-        "equal": min(abs(found.mean - floor), abs(found.mean - ceiling)),
-        "not_below": abs(found.mean - floor),
-        "not_above": abs(found.mean - ceiling),
-    }[test.expect]
-    more = stats.further_seeds(math.sqrt(found.variance), found.num_units, distance)
-    return "cannot tell" if more is None else f"cannot tell (about {more} more base{'s' * (more > 1)})"
+    border, margin, far = {
+        "above": (threshold, margin, 0.0),
+        "below": (threshold, margin, 0.0),
+        "equal": (threshold, margin, margin),
+        "not_below": (threshold - margin, 0.0, 0.0),
+        "not_above": (threshold + margin, 0.0, 0.0),
+    }[expect]
+    sd = math.sqrt(found.variance)
+    more = stats.units_to_decide(found.mean - border, sd, found.num_units, found.df, level, margin, far)
+    assert more is not None, "an interval has an s.d."
+    return f"cannot tell {stats.further(more)}"
 
 
 def _speed(test: Speed, maps: Mapping[str, Map]) -> ClaimEstimate:
@@ -264,13 +269,14 @@ def _replay(test: Replay, rows: Sequence[ReplayRow]) -> ClaimEstimate:
         for row in rows:
             if all(row[name] == value for name, value in wanted.items()):
                 value, low, high = (float(str(row[f"{test.column}{end}"])) for end in ("", "_low", "_high"))
-                return value, low, high
+                return None if math.isnan(low) else (value, low, high)
         return None
 
     own, other = interval(test.arm), interval(test.against) if test.against else None
     if own is None or (test.against and other is None):
         arm = test.arm if own is None else test.against
-        reason = f"the replay laboratory has no {arm} on {test.sampler} of {test.context}, age {test.age}"
+        at = f"{arm} on {test.sampler} of {test.context}, age {test.age}"
+        reason = f"the replay laboratory has no interval of {test.column} of {at}"
         return ClaimEstimate(outcome="undecided", reason=reason)
     value, low, high = own
     if other is None:

@@ -19,12 +19,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from harness.config.schema import NotNegative, Positive
 from harness.records import stats
 from harness.studies.throughput.factors import MapPoint
 
 Expect = Literal["above", "below", "equal", "not_below", "not_above"]
 Reduce = Literal["mean", "median", "max", "min", "first", "last"]
-Positive = Annotated[float, Field(gt=0)]
 Margin = Annotated[float, Field(gt=1)]
 """A factor."""
 Settings = dict[str, Any]
@@ -64,7 +64,7 @@ class Contrast(_OfRuns):
 
     b: Settings
     threshold: float = 0.0
-    margin: float = stats.DELTA
+    margin: NotNegative = stats.DELTA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class Level(_OfRuns):
     """a's own number."""
 
     threshold: float
-    margin: float = 0.0
+    margin: NotNegative = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class Trend(_OfRuns):
     per: Literal["unit", "doubling"] = "doubling"
     b: Settings | None = None
     threshold: float = 0.0
-    margin: float = 0.01
+    margin: NotNegative = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class Replay(_Test):
     threshold: float | None = None
     against: str | None = None
     """Another arm of the same context; decided where the two intervals do not overlap."""
-    margin: float = 0.0
+    margin: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         if (self.threshold is None) == (self.against is None):

@@ -35,9 +35,14 @@ from harness.published.claims.update import Seconds, seconds_of
 from harness.published.claims.update import place_words as option_words
 from harness.records.metric_names import METRICS
 from harness.records.paths import replay_folder
+from harness.records.stats import MOST
 from harness.studies.replay.tables import frame, read_records
 from harness.sweep import SWEEPS
 
+FURTHER = (
+    f"(+n): with n more bases the chance that the interval decides is 80 %, if they vary as these do; (>{MOST}): more "
+    "than that."
+)
 READING = (
     "**Badges.** Of a claim's tests the one nearest to its own setting decides, a; the others are side evidence. "
     "*Supported*: the interval lies where it is expected. *Direction supported*: the same, from a smaller model. "
@@ -56,7 +61,7 @@ READING = (
     "over n bases, wider where a sweep was enlarged after somebody had read its verdicts. "
     "The variance of a difference of accuracy leans on those of the other arms of its setting, as in the "
     "tables of sweeps: three lucky bases decide nothing. A run that stands in several sweeps counts once within a "
-    "claim, in the nearest test.",
+    f"claim, in the nearest test. {FURTHER}",
     "**Scale.** The sources train models of 0.5B to 32B parameters on long answers; here models of 0.1M to 10M (a few"
     " of 30M) sort digits or solve made-up word problems: with emulated formats and without kernel noise, but for "
     "`main_h200` and `aqn_h200` (digits, answers of 17, 65 and 257 tokens) and `main_wordmath` and `stress_wordmath` "
@@ -313,7 +318,8 @@ def terminal(judged: Sequence[Judged]) -> str:
             f"{one.claim.id:<{width}}  {one.badge:<{room}}  {shown(first.test, first.estimate):<33}  {why}".rstrip()
         )
     found = counts([one.badge for one in judged])
-    return "\n".join([*lines, f"{len(judged)} claims: " + ", ".join(f"{count} {b}" for b, count in found.items())])
+    lines.append(f"{len(judged)} claims: " + ", ".join(f"{count} {b}" for b, count in found.items()))
+    return "\n".join([*lines, FURTHER])
 
 
 def detailed(one: Judged) -> str:

@@ -34,6 +34,7 @@ from harness.published.claims.kinds import (
 from harness.records.metric_names import METRICS
 from harness.records.run_result import SUMMARY
 from harness.studies.throughput import plan as throughput
+from harness.studies.throughput.shapes import SIZES
 from harness.sweep import SWEEPS
 from methods import method_named
 
@@ -113,8 +114,8 @@ def _claim(row: dict[str, Any], path: Path, papers: dict[str, str], sweeps: Path
     try:
         found = tuple(_test(test, sweeps) for test in tests)
         claim = parse(Claim, row | {"tests": []})
-        for name in claim.domain.formats:
-            _check_precision("domain formats", name)
+        for precision in claim.domain.formats:
+            _check_precision("domain formats", precision)
         if claim.source not in papers:
             raise ValueError(f"source={claim.source}: not among papers; {nearest(claim.source, papers)}")
     except ValueError as error:
@@ -127,11 +128,19 @@ def _test(values: dict[str, Any], sweeps: Path) -> Test:
     if kind not in KINDS:
         raise ValueError(f"test kind={kind}: unknown; {nearest(str(kind), KINDS)}")
     test: Test = parse(KINDS[kind], {key: value for key, value in values.items() if key != "kind"})
+    if isinstance(test, NotTestable):
+        return test
+    if test.expect == "equal" and not test.margin:
+        raise ValueError("margin=0: expect=equal needs one above 0, for no interval lies inside of it")
     if isinstance(test, Speed):
         _check_speed(test, sweeps)
     elif isinstance(test, Update):
         _check_precision("precision", test.precision)
-    elif not isinstance(test, Replay | NotTestable):
+        if test.size not in SIZES:
+            raise ValueError(f"size={test.size}: unknown; {nearest(test.size, SIZES)}")
+    elif isinstance(test, Replay):
+        _check_precision("sampler", test.sampler)
+    else:
         _check_runs(test, sweeps)
     return test
 
@@ -160,6 +169,9 @@ def _check_runs(test: OfRuns, sweeps: Path) -> None:
         raise ValueError(f"metric={test.metric}: unknown; {nearest(test.metric, metrics)}")
     if isinstance(test, Growth) and test.metric not in METRICS:
         raise ValueError(f"metric={test.metric}: growth needs a metric of every step; {nearest(test.metric, METRICS)}")
+    if test.reduce != "mean" and (isinstance(test, Growth) or test.metric not in METRICS):
+        why = "growth takes both ends" if isinstance(test, Growth) else f"{test.metric} is one number"
+        raise ValueError(f"reduce={test.reduce}: {why} of a run; leave it out")
     for settings in (test.a, getattr(test, "b", None) or {}, test.where):
         _check_settings(settings)
     if isinstance(test, Trend):

@@ -73,29 +73,36 @@ def chance_to_decide(found: Judged, more_units: int) -> float:
 
 
 def units_to_decide(
-    mean: float, sd: float, num_units: int, df: float, level: float = LEVEL, margin: float = DELTA
+    mean: float, sd: float, num_units: int, df: float, level: float = LEVEL, margin: float = DELTA, far: float = 0.0
 ) -> float | None:
     """Number of further units that would decide with a chance of POWER, the smallest: the chance is that of
     `chance_to_decide`.
 
     `mean` and `sd` are those of a unit's difference over `num_units`, `df` the degrees of freedom of the s.d., `level`
-    that of the interval, `margin` the bound of "equal". Infinity where MOST further units do not, None where the s.d.
-    is not known (NaN).
+    that of the interval. Decided is an interval inside ±`margin`, or one that lies beyond ±`far` (at most `margin`) on
+    one side. Infinity where MOST further units do not decide, None where the s.d. is not known (NaN).
     """
     if math.isnan(sd):
         return None
     more = np.arange(1, MOST + 1, dtype=np.float64)
-    enough = _chances(mean, sd, num_units, df, level, margin, more) >= POWER
+    enough = _chances(mean, sd, num_units, df, level, margin, more, far) >= POWER
     return float(more[np.argmax(enough)]) if enough.any() else math.inf
 
 
-def _chances(mean: float, sd: float, num_units: int, df: float, level: float, margin: float, more: Floats) -> Floats:
+def further(more: float) -> str:
+    """Further units that would decide, as tables print them: `(+4)`, and `(>1000)` for infinitely many."""
+    return f"(+{more:.0f})" if math.isfinite(more) else f"(>{MOST})"
+
+
+def _chances(
+    mean: float, sd: float, num_units: int, df: float, level: float, margin: float, more: Floats, far: float = 0.0
+) -> Floats:
     """`chance_to_decide` for each of the numbers `more` ([N] float64, further units)."""
     units = num_units + more
     half = special.stdtrit(df + more, 0.5 + level / 2) * sd / np.sqrt(units)
     spread = np.maximum(sd * np.sqrt(1 / num_units - 1 / units), 1e-12)
-    inside = np.clip(np.minimum(margin - half, half), 0.0, None)
-    away = special.ndtr((-half - mean) / spread) + special.ndtr((mean - half) / spread)
+    inside = np.clip(np.minimum(margin - half, far + half), 0.0, None)
+    away = special.ndtr((-far - half - mean) / spread) + special.ndtr((mean - far - half) / spread)
     return away + special.ndtr((inside - mean) / spread) - special.ndtr((-inside - mean) / spread)
 
 

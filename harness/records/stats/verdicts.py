@@ -1,4 +1,4 @@
-"""Verdicts on comparisons: corrections for many comparisons, verdicts, and how many seeds are missing."""
+"""Verdicts on comparisons, and corrections for many comparisons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats as distributions
 
-from harness.records.stats.intervals import LEVEL, Floats
+from harness.records.stats.intervals import Floats
 
 Verdict = Literal["better", "equal", "worse", "cannot tell"]
 
@@ -19,7 +19,7 @@ MIN_SEEDS = 3
 DELTA = 0.03
 """Accuracy differences below this do not matter: what "equal" means."""
 POWER = 0.8
-"""Chance with which `further_seeds` show a difference, and `units_to_decide` decide."""
+"""Chance with which `units_to_decide` decide."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -52,22 +52,3 @@ def verdict(low: float, high: float, margin: float = DELTA) -> Verdict:
     if low > -margin and high < margin:
         return "equal"
     return "better" if low > 0 else "worse" if high < 0 else "cannot tell"
-
-
-def further_seeds(
-    sd: float, num_pairs: int, effect: float = DELTA, level: float = LEVEL, extra_df: float = 0.0
-) -> int | None:
-    """Number of further pairs that would show a true difference of `effect` with a chance of POWER, by the paired s.d.
-    so far.
-
-    Smallest n >= MIN_SEEDS with (t_{1 - alpha/2} + t_{POWER}) sd / sqrt(n) <= effect, less what is there; t has n - 1
-    degrees of freedom and the `extra_df` that other arms lend. At least 1, at most 1000 in all; None where the s.d. is
-    not known.
-    """
-    if math.isnan(sd):
-        return None
-    sizes = np.arange(max(num_pairs + 1, MIN_SEEDS), 1001)
-    df = sizes - 1 + max(extra_df, 0.0)
-    needed = (distributions.t.ppf(0.5 + level / 2, df) + distributions.t.ppf(POWER, df)) * sd
-    enough = needed <= effect * np.sqrt(sizes)
-    return int(sizes[np.argmax(enough)] if enough.any() else 1000) - num_pairs

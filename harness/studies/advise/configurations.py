@@ -12,6 +12,7 @@ from harness.engines.vllm.builds import CUDA
 from harness.studies.advise.accuracy import NONE
 from harness.studies.advise.question import Question
 from harness.studies.capacity.host import NODE
+from harness.studies.capacity.place import refusal
 from methods import METHODS
 
 CAP = 2.0
@@ -26,14 +27,14 @@ VERL_FP8 = "fp8_block"
 
 def ours(question: Question, precision: str, correction: str, folder: str = "FOLDER", *, ways: int = 1) -> list[str]:
     """Words of `lowbit run`, `folder` the model's, `ways` the GPUs of an engine. Raises ValueError for a format that no
-    method here samples in, for an FP8 cache in an engine over several GPUs, and for a batch that its GPUs cannot share
-    evenly."""
+    method here samples in, for an engine over several GPUs that the trainer refuses, in its words, and for a batch that
+    its GPUs cannot share evenly."""
     group = group_of(question.batch)
     method = "bf16" if precision == "bf16" else "naive" if correction == NONE else _tis(precision)
     if {precision, precision.removesuffix(KV8)}.isdisjoint(METHODS[method].precisions):
         raise ValueError(f"{precision}: {method} does not sample in it")
-    if ways > 1 and precision.endswith(KV8):
-        raise ValueError(f"its engine needs {ways} GPUs, and the scales of an FP8 cache are those of all heads, on one")
+    if ways > 1 and (refused := refusal(question.size, precision, ways)):
+        raise ValueError(refused)
     _check_shared(question)
     several = ["trainer=verl", f"launch.gpus={min(question.gpus, NODE)}", f"launch.nodes={question.nodes}",
                *(["launch.ray_address=auto"] if question.nodes > 1 else []),

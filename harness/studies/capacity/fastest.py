@@ -81,7 +81,7 @@ def _thriftiest(tried: list[Tried]) -> Tried:
     """The one that lacks least: memory of a GPU first, then of the host."""
     if fitting := [each for each in tried if each.at.fits_gpu]:
         return min(fitting, key=lambda each: each.at.host_gib)
-    return min(tried, key=lambda each: max(each.at.update_gib, each.at.sampling_gib))
+    return min(tried, key=lambda each: (bool(each.at.refusal), max(each.at.update_gib, each.at.sampling_gib)))
 
 
 def allowed(work: Work, gpus: int, trains: str) -> list[Layout]:

@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 from harness.foundation.did_you_mean import nearest
 from harness.studies.capacity.host import HOST_GIB, NODE, host_parts, usable_gib
 from harness.studies.capacity.memory import USABLE_GIB, Parts, at_once, sampling_parts, update_parts
 from harness.studies.stage_rates import ARMS as LOW
-from harness.studies.throughput.shapes import shape_of
+from harness.studies.throughput.shapes import PRECISIONS, shape_of
+from harness.trainers.verl.checks import check_shared_engine
 
 ARMS = {"bf16": ("bf16", "bf16")} | {name: LOW[name] for name in ("fp8_block", "fp8_block+kv8", "int8", "one FP8 flow")}
 """Name -> (precision of the rollouts, arithmetic of the trainer): the arms of the plan's tables."""
@@ -123,6 +125,8 @@ class GpuSplit:
     """Main memory of the machine of rank 0."""
     host_room_gib: float
     """Share of it that a plan may fill."""
+    refusal: str
+    """Words with which the trainer refuses the engine; empty where it takes it."""
 
     @property
     def ways(self) -> int:
@@ -146,9 +150,10 @@ class GpuSplit:
 
     @property
     def lacks(self) -> dict[str, str]:
-        """Parts that do not fit -> why, in words: the update and sampling on a GPU, with room for a response in the
-        cache, and the host."""
-        return {
+        """Parts that do not fit -> why, in words: an engine that GPUs cannot share, the update and sampling on a GPU,
+        with room for a response in the cache, and the host."""
+        refused = {"the engine": self.refusal} if self.refusal else {}
+        return refused | {
             what: f"{what} needs {needed:.1f} of {room:.1f} GiB a {of}, {most} {parts[most]:.1f}"
             for what, parts, needed, room, of, fits in (
                 ("the update", self.update, self.update_gib, USABLE_GIB, "GPU", self.update_gib <= USABLE_GIB),
@@ -161,7 +166,7 @@ class GpuSplit:
 
     @property
     def fits_gpu(self) -> bool:
-        """Is there so much memory on a GPU?"""
+        """Is there so much memory on a GPU, of an engine that can be?"""
         return not self.lacks.keys() - {HOST}
 
     @property
@@ -211,6 +216,16 @@ def engine_ways(size: str, gpus: int) -> list[int]:
     return [n for n in (1, 2, 4, 8) if gpus % n == 0 and shape_of(size).num_heads % n == 0]
 
 
+@cache
+def refusal(size: str, precision: str, ways: int) -> str:
+    """Words with which the trainer refuses an engine over so many GPUs; empty where it takes it."""
+    try:
+        check_shared_engine(ways, PRECISIONS[precision], shape_of(size))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def sequence_splits(size: str, gpus: int) -> list[int]:
     """Numbers of GPUs that may share a sequence: heads and key-value heads divide by them."""
     shape = shape_of(size)
@@ -245,7 +260,7 @@ def placements(work: Work, gpus: int, layout: Layout) -> Iterator[GpuSplit]:
         yield GpuSplit(
             gpus=gpus, layout=layout, share=math.ceil(work.batch * layout.ways / gpus), at_once=fits, rows=rows,
             is_checkpointed=is_checkpointed, sampling=sampling, update=update, host=host,
-            host_room_gib=usable_gib(work.host_gib, gpus),
+            host_room_gib=usable_gib(work.host_gib, gpus), refusal=refusal(work.size, work.precision, layout.ways),
         )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """The best trial once more, on fresh seeds beside the baselines: the score that won a search is too good by selection.
 
 The best of many trials was partly lucky (the winner's curse), so no verdict rests on the scores of the search. What is
-compared is the difference of best and baseline over seeds that no trial has seen, paired by base and seed.
+compared is the difference of best and baseline over seeds that no trial has seen, paired by base and seed, in the
+objective's own scale: of logarithms where the search compares logarithms.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from harness.foundation.digits import significant
 from harness.records.run_result import Pair, RunResult
 from harness.records.stats import Difference, paired
 from harness.studies.search.cells import is_settled, run_one
-from harness.studies.search.pruning import oriented
+from harness.studies.search.pruning import oriented, scaled
 from harness.studies.search.run import Session
 from harness.studies.search.space import DIGITS, cell_of, overrides_of
-from harness.studies.search.spec import Search
-from harness.studies.search.trials import is_feasible, measured
+from harness.studies.search.spec import Objective, Search
+from harness.studies.search.trials import is_feasible, measured, scores_of
 from harness.sweep import stored
 
 Trials = Mapping[str, Sequence[FrozenTrial]]
@@ -104,18 +105,24 @@ def confirmed(search: Search, found: Sequence[Contender], launch: Launch) -> dic
     return records
 
 
-def fresh_scores(records: Mapping[int, RunResult], metric: str) -> dict[Pair, float]:
-    """Base and seed -> score of the cells that ended well."""
+def fresh_scores(records: Mapping[int, RunResult], metric: str, is_log: bool) -> dict[Pair, float]:
+    """Base and seed -> `scaled` score of the cells that ended well."""
     scores = {result.pair: measured(result, metric) for result in records.values() if result.status == "ok"}
-    return {pair: value for pair, value in scores.items() if value is not None}
+    return {pair: scaled(value, is_log) for pair, value in scores.items() if value is not None}
 
 
-def compared(arm: Mapping[int, RunResult], control: Mapping[int, RunResult], metric: str) -> Difference:
-    """Arm minus control over the fresh seeds that both have, each from the same base."""
-    return paired(fresh_scores(arm, metric), fresh_scores(control, metric))
+def compared(arm: Mapping[int, RunResult], control: Mapping[int, RunResult], objective: Objective) -> Difference:
+    """Arm minus control, `scaled`, over the fresh seeds that both have, each from the same base."""
+    own, other = (fresh_scores(records, objective.metric, objective.log) for records in (arm, control))
+    return paired(own, other)
 
 
-def searched_mean(trial: FrozenTrial, metric: str) -> float:
-    """Mean score over the seeds of the search; NaN where it has none."""
-    values = [of_seed[metric] for of_seed in trial.user_attrs.get("scores", {}).values() if metric in of_seed]
-    return fmean(values) if values else math.nan
+def searched_lead(trial: FrozenTrial, control: FrozenTrial, objective: Objective) -> float:
+    """Mean of trial minus control, `scaled`, over the seeds of the search that both have; NaN where there is none."""
+    own, other = scores_of(trial), scores_of(control)
+    gaps = [
+        scaled(own[seed][objective.metric], objective.log) - scaled(other[seed][objective.metric], objective.log)
+        for seed in own
+        if objective.metric in own[seed] and objective.metric in other.get(seed, {})
+    ]
+    return fmean(gaps) if gaps else math.nan

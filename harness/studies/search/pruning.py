@@ -43,10 +43,14 @@ Scores = Mapping[int, Mapping[str, float]]
 """Seed -> metric -> value, of one trial."""
 
 
+def scaled(value: float, is_log: bool) -> float:
+    """A value as it is averaged and compared: its logarithm with `is_log`, and as it is without."""
+    return math.log(max(value, 1e-300)) if is_log else value
+
+
 def oriented(value: float, objective: Objective) -> float:
     """Larger is better; a logarithm where the objective compares logarithms."""
-    scaled = math.log(max(value, 1e-300)) if objective.log else value
-    return scaled if objective.direction == "maximize" else -scaled
+    return scaled(value, objective.log) if objective.direction == "maximize" else -scaled(value, objective.log)
 
 
 def matrix(trials: Sequence[Scores], seeds: Sequence[int], objective: Objective) -> Floats:

@@ -48,7 +48,7 @@ class Knob:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """Number that is optimised; a trial's value is the mean over its seeds."""
+    """Number that is optimised; a trial's value is the mean over its seeds, a geometric one with `log`."""
 
     __pydantic_config__ = _STRICT
     metric: str
@@ -116,7 +116,8 @@ class Confirm:
     __pydantic_config__ = _STRICT
     seeds: tuple[Whole, ...] = ()
     margin: float | None = None
-    """Difference in the first objective, in its unit, below which two are equal; null takes 0.03 for an accuracy."""
+    """Difference in the first objective, in its unit, below which two are equal (null takes 0.03 for an accuracy); a
+    factor above 1 where the objective compares logarithms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +145,13 @@ class Search:
 
     @property
     def margin(self) -> float:
-        """Difference in the first objective, in its unit, below which two are equal."""
-        return DELTA if self.confirm.margin is None else self.confirm.margin
+        """Difference of the first objective's `scaled` values below which two are equal."""
+        margin = DELTA if self.confirm.margin is None else self.confirm.margin
+        return math.log(margin) if self.objectives[0].log else margin
+
+    def is_log(self, metric: str) -> bool:
+        """Does an objective average and compare the logarithms of this metric?"""
+        return any(objective.metric == metric and objective.log for objective in self.objectives)
 
     @property
     def shares(self) -> tuple[str, ...]:
@@ -193,6 +199,14 @@ def check_search(search: Search) -> None:
 
 def _check_margin(search: Search) -> None:
     margin, metric = search.confirm.margin, search.objectives[0].metric
+    if search.objectives[0].log:
+        if (search.confirm.seeds or margin is not None) and not 1 < (margin or 0) < math.inf:
+            given = "null" if margin is None else margin
+            raise ValueError(
+                f"confirm.margin={given}: logarithms of {metric} are compared; give the factor, above 1 and finite, "
+                "below which two settings are equal"
+            )
+        return
     if margin is not None and not (0 < margin < math.inf):
         raise ValueError(f"confirm.margin={margin}: above 0 and finite")
     if search.confirm.seeds and margin is None and metric not in ACCURACIES:

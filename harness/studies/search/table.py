@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from optuna import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from harness.config.load import run_id
 from harness.config.schema import Launch
@@ -19,7 +20,7 @@ from harness.foundation.number_cell import with_interval
 from harness.foundation.whole_file import write_atomic
 from harness.records.paths import searches_folder, tables_folder
 from harness.records.run_result import RunResult
-from harness.records.stats import MOST, Difference, Verdict, paired, units_to_decide, verdict
+from harness.records.stats import DELTA, MOST, Difference, Verdict, paired, units_to_decide, verdict
 from harness.studies.search.confirm import (
     Contender,
     Trials,
@@ -28,12 +29,12 @@ from harness.studies.search.confirm import (
     confirmed,
     contenders,
     fresh_scores,
-    searched_mean,
+    searched_lead,
     values_of,
 )
 from harness.studies.search.pruning import oriented
 from harness.studies.search.space import cell_of, text
-from harness.studies.search.spec import ACCURACIES, Search
+from harness.studies.search.spec import ACCURACIES, Objective, Search
 from harness.studies.search.store import open_studies
 from harness.studies.search.trials import complete_trials, has_failed, is_feasible, metrics_of
 
@@ -61,57 +62,66 @@ def answers(
     search: Search, trials: Trials, found: Sequence[Contender], records: Mapping[str, Mapping[int, RunResult]]
 ) -> list[str]:
     """One sentence per share: does the best differ from its baseline on fresh seeds, and how lucky was it?"""
-    said = [_answer(search, share, of_share, found, records) for share, of_share in trials.items()]
+    said = [_answer(search, share, trials, found, records) for share in trials]
     return ["\n".join(f"* {line}" for line in said)]
 
 
 def _answer(
-    search: Search, share: str, trials: Sequence[FrozenTrial], found: Sequence[Contender],
+    search: Search, share: str, trials: Trials, found: Sequence[Contender],
     records: Mapping[str, Mapping[int, RunResult]],
 ) -> str:  # fmt: skip
-    metric, where = search.objectives[0].metric, f"{share}: " if share else ""
-    best = best_found(search, trials)
+    first, where = search.objectives[0], f"{share}: " if share else ""
+    best = best_found(search, trials[share])
     base = compared_with(share, found)
+    own = [t for t in trials[share] if "baseline" not in t.user_attrs]
     if best is None:
-        own = [t for t in trials if "baseline" not in t.user_attrs]
         ended = sum(t.state in (TrialState.COMPLETE, TrialState.PRUNED) for t in own)
         return f"{where}none of {ended} trials beside the baselines was complete and within the constraint."
-    tied = sum(is_feasible(t) and "baseline" not in t.user_attrs and t.values[0] == best.values[0] for t in trials)
+    tied = sum(is_feasible(t) and t.values[0] == best.values[0] for t in own)
     shown = f"trial {best.number} ({knobs_text(values_of(best), search)})" + f", one of {tied} that tie" * (tied > 1)
     if base is None:
         return f"{where}the best found is {shown}; there is no baseline to compare it with."
     contender = next(c for c in found if c.share == share and c.number == best.number)
     if base.name == contender.name:
         return f"{where}the best found is {shown}; the others are compared with it."
-    d = compared(records[contender.name], records[base.name], metric)
-    control = next((t for t in trials if t.number == base.number and base.kind == "baseline"), None)
-    lead = math.nan if control is None else searched_mean(best, metric) - searched_mean(control, metric)
-    form = _form(search)
+    d = compared(records[contender.name], records[base.name], first)
+    searched = ""
+    if base.kind == "baseline":
+        lead = searched_lead(best, next(t for t in trials[base.share] if t.number == base.number), first)
+        is_known = math.isfinite(lead)
+        told = f"it was {_difference(lead, math.nan, math.nan, first)}" if is_known else "the baseline was given up"
+        searched = f" In the search {told}."
     if math.isnan(d.low):
-        return (
-            f"{where}the best found is {shown}, in the search {lead:{form}} {metric} against {base.name}; not "
-            "confirmed."
-        )
+        return f"{where}the best found is {shown}. Its {first.metric} against {base.name} is not confirmed.{searched}"
     more = units_to_decide(d.mean, d.sd, d.num_pairs, d.num_pairs - 1, margin=search.margin)
     assert more is not None, "an interval has an s.d."
     further = f"{more:.0f} more seeds" if math.isfinite(more) else f"more than {MOST} more"
     said = {
-        "equal": f"they do not differ by as much as {search.margin:g}",
+        "equal": f"they do not differ by as much as {'a factor of ' * first.log}{search.confirm.margin or DELTA:g}",
         "better": "it is better",
         "worse": "it is worse",
         "cannot tell": f"which does not tell them apart ({further} would with a chance of 80 %)",
     }[_verdict(d, search)]
-    lead_words = f"In the search it was {lead:{form}}." if math.isfinite(lead) else "In the search one was given up."
-    lead_words = "" if control is None else lead_words
     return (
-        f"{where}the best found is {shown}. On {d.num_pairs} fresh seeds its {metric} is "
-        f"{with_interval(d.mean, d.low, d.high, form)} against {base.name}: {said}. " + lead_words
-    ).rstrip()
+        f"{where}the best found is {shown}. On {d.num_pairs} fresh seeds its {first.metric} is "
+        f"{_difference(d.mean, d.low, d.high, first)} against {base.name}: {said}.{searched}"
+    )
 
 
-def _form(search: Search) -> str:
-    """Format of a difference in the first objective: thousandths of an accuracy, three digits of anything else."""
-    return "+.3f" if search.objectives[0].metric in ACCURACIES else "+.3g"
+def _difference(mean: float, low: float, high: float, objective: Objective) -> str:
+    """A difference of `scaled` values as text: a factor where the objective compares logarithms, thousandths of an
+    accuracy, three digits of anything else. Without an interval (NaN) the number alone."""
+    if objective.log:
+        return f"x{_cell(mean, low, high, '.3g', is_log=True)}"
+    return _cell(mean, low, high, "+.3f" if objective.metric in ACCURACIES else "+.3g", is_log=False)
+
+
+def _cell(mean: float, low: float, high: float, form: str, is_log: bool) -> str:
+    """`scaled` numbers in their own unit."""
+    if is_log:
+        with np.errstate(over="ignore"):  # a value of 0 counts as 1e-300
+            mean, low, high = np.exp((mean, low, high)).tolist()
+    return with_interval(mean, low, high, form)
 
 
 def compared_with(share: str, found: Sequence[Contender]) -> Contender | None:
@@ -128,10 +138,10 @@ def fresh_section(
     if not search.confirm.seeds:
         return []
     metrics = metrics_of(search)
-    first = metrics[0]
     has_baseline = any(c.kind == "baseline" for c in found)
     other = "its baseline" if has_baseline or not found else found[0].name
-    head = ["", "trial", *metrics, f"{first} against {other}", "ended well"]
+    names = [_mean_name(search, metric) for metric in metrics]
+    head = ["", "trial", *names, f"{metrics[0]} against {other}", "ended well"]
     rows = list[list[str]]()
     for contender in found:
         base = compared_with(contender.share, found)
@@ -139,19 +149,24 @@ def fresh_section(
         mine = records[contender.name]
         number = "" if contender.number is None else str(contender.number)
         ended = f"{sum(r.status == 'ok' for r in mine.values())} of {len(search.confirm.seeds)}"
-        rows.append([contender.name, number, *(_mean(mine, metric) for metric in metrics), gap, ended])
+        rows.append([contender.name, number, *(_mean(mine, metric, search) for metric in metrics), gap, ended])
     return [
         f"## On seeds {list(search.confirm.seeds)}, which no trial had: mean and 95 % interval",
         markdown_table(head, rows),
     ]
 
 
-def _mean(records: Mapping[int, RunResult], metric: str) -> str:
-    scores = fresh_scores(records, metric)
+def _mean_name(search: Search, metric: str) -> str:
+    """Heading of a column of means."""
+    return f"{metric}, geometric" if search.is_log(metric) else metric
+
+
+def _mean(records: Mapping[int, RunResult], metric: str, search: Search) -> str:
+    scores = fresh_scores(records, metric, search.is_log(metric))
     if not scores:
         return "-"
     d = paired(scores, dict.fromkeys(scores, 0.0))
-    return with_interval(d.mean, d.low, d.high, ".4g")
+    return _cell(d.mean, d.low, d.high, ".4g", search.is_log(metric))
 
 
 def _gap(
@@ -159,9 +174,9 @@ def _gap(
 ) -> str:
     if base is None or base.name == contender.name:
         return ""
-    d = compared(records[contender.name], records[base.name], search.objectives[0].metric)
-    shown = with_interval(d.mean, d.low, d.high, _form(search))
-    return "-" if math.isnan(d.low) else f"{shown} ({_verdict(d, search)})"
+    first = search.objectives[0]
+    d = compared(records[contender.name], records[base.name], first)
+    return "-" if math.isnan(d.low) else f"{_difference(d.mean, d.low, d.high, first)} ({_verdict(d, search)})"
 
 
 def _verdict(d: Difference, search: Search) -> Verdict:
@@ -172,7 +187,7 @@ def _verdict(d: Difference, search: Search) -> Verdict:
 
 def trials_section(search: Search, studies: Mapping[str, Study]) -> list[str]:
     """The best trials of every share by the first objective, and which of them no other beats in everything."""
-    names = [o.metric for o in search.objectives]
+    names = [_mean_name(search, o.metric) for o in search.objectives]
     sections: list[str] = []
     for share, study in studies.items():
         front = {t.number for t in study.best_trials}

@@ -25,6 +25,7 @@ from harness.studies.search.pruning import (
     is_beaten,
     is_below_half,
     reward_at,
+    scaled,
 )
 from harness.studies.search.space import cell_of, overrides_of
 from harness.studies.search.spec import Objective, Search
@@ -70,8 +71,8 @@ def measured(result: RunResult, metric: str) -> float | None:
 
 def aggregate(scores: Scores, objective: Objective) -> float:
     """The value of a trial: the mean over seeds, geometric where logarithms are compared, rounded to the resolution."""
-    values = [of_seed[objective.metric] for of_seed in scores.values()]
-    value = math.exp(fmean(math.log(max(v, 1e-300)) for v in values)) if objective.log else fmean(values)
+    mean = fmean(scaled(of_seed[objective.metric], objective.log) for of_seed in scores.values())
+    value = math.exp(mean) if objective.log else mean
     return value if objective.resolution <= 0 else round(value / objective.resolution) * objective.resolution
 
 

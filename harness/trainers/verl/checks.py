@@ -101,7 +101,7 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
             f"{launch.gpus} does not divide by them"
         )
     if launch.tensor_parallel > 1 and (shape := shape_to_check(config.model)) is not None:
-        check_shared_engine(launch, compose(config).plan, shape)
+        check_shared_engine(launch.tensor_parallel, compose(config).plan, shape)
     if launch.offload != "none" and config.trainer.device == "cpu":
         raise ValueError(f"launch.offload={launch.offload}: a trainer on a CPU is in the host's memory; valid: none")
     if launch.offload == "host" and is_loss_scaled(compose(config).plan):
@@ -115,10 +115,9 @@ def check_launch(config: RunConfig, launch: Launch) -> None:
         raise ValueError(f"launch.fp8_kernels={launch.fp8_kernels}: needs a GPU; valid on a CPU: best, emulated")
 
 
-def check_shared_engine(launch: Launch, plan: Plan, shape: DecoderConfig) -> None:
-    """Raises ValueError, one line, for an engine that several GPUs cannot share: heads, groups of codes that a cut of
+def check_shared_engine(size: int, plan: Plan, shape: DecoderConfig) -> None:
+    """Raises ValueError, one line, for an engine that `size` GPUs cannot share: heads, groups of codes that a cut of
     the columns would break, a cache whose scales are of all heads."""
-    size = launch.tensor_parallel
     if size == 1:
         return
     what = f"launch.tensor_parallel={size}"

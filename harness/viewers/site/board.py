@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.foundation.number_cell import interval_cell
 from harness.records.arms import arm_labels
 from harness.records.folder import runs_of, saved_comparisons
 from harness.records.looks import level_of
@@ -23,6 +24,8 @@ NUMBERS = (
     "peak_memory_gib", "base_accuracy",
 )  # fmt: skip
 WORDS = ("arm", "method", "precision", "variant", "context", "control", "verdict", "status", "reconstructed")
+ENDS = {"auc": ".3f", "difference": "+.3f"}
+"""Score -> form of the ends of its interval, as the page's words of it."""
 FLAGS = ("is_preliminary", "is_draft")
 DIGITS = 4
 """Significant digits of a number in the page."""
@@ -44,7 +47,7 @@ def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResu
         "question": aim.question,
         "setup": setup_lines(runs),
         "problems": short_problems(problems),
-        "columns": [*WORDS, *FLAGS, "seeds", "n", *NUMBERS],
+        "columns": [*WORDS, *FLAGS, "seeds", "n", *NUMBERS, *(f"{name}_ends" for name in ENDS)],
         "rows": [_row(row) for row in rows],
         "figures": [f"../figures/{sweep}/{path.name}" for path in figures],
         "comparisons": [
@@ -65,7 +68,8 @@ def short_problems(lines: Sequence[str]) -> list[str]:
 def _row(row: Mapping[str, Any]) -> list[Any]:
     total = sum(row[status] for status in STATUSES)
     words = [row[name] for name in WORDS]
-    return [*words, *(int(row[name]) for name in FLAGS), row["seeds"], total, *(number(row[n]) for n in NUMBERS)]
+    ends = [interval_cell(row[f"{name}_low"], row[f"{name}_high"], form) for name, form in ENDS.items()]
+    return [*words, *(int(row[name]) for name in FLAGS), row["seeds"], total, *(number(row[n]) for n in NUMBERS), *ends]
 
 
 def number(value: Any) -> float | int | None:

@@ -15,10 +15,10 @@ const fixed = (value, digits = 3) => value === null || value === undefined ? "�
 const short = (value) => value === null || value === undefined ? "–" : Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5 || value === 0 ? String(+value.toPrecision(2)) : value.toExponential(0);
 const marks = (row) => (row.is_preliminary ? "*" : "") + (row.reconstructed ? "†" : "") + (row.is_draft ? "‡" : "");
 
-function range(low, high, point, from, to, hasZero) {
-  const at = (v) => Math.max(0, Math.min(100, 100 * (v - from) / (to - from)));
+function range(row, name, from, to, hasZero) {
+  const at = (v) => Math.max(0, Math.min(100, 100 * (v - from) / (to - from))), [point, low, high, ends] = ["", "_low", "_high", "_ends"].map((end) => row[name + end]);
   if (point === null || low === null) return "";
-  const bar = text("span", [], { class: "range", role: "img", "aria-label": `95 % interval ${fixed(low)} to ${fixed(high)}`, title: `[${fixed(low)}, ${fixed(high)}]` });
+  const bar = text("span", [], { class: "range", role: "img", "aria-label": `interval ${ends}`, title: ends });
   if (hasZero) bar.append(document.createElement("u"));
   bar.append(text("i", [], { style: `left:${at(low)}%;width:${at(high) - at(low)}%` }), text("b", [], { style: `left:calc(${at(point)}% - 1px)` }));
   return bar;
@@ -31,10 +31,10 @@ const bySize = (a, b) => a.localeCompare(b, "en", { numeric: true });
 const COLUMNS = [
   ["arm", "arm", (r) => [text("button", [r.method, " ", r.precision, r.variant ? " " + r.variant : "", marks(r)], { class: "link", type: "button", "data-arm": r.arm, "data-sweep": r.sweep })], "method, precision, variant"],
   ["sweep", "sweep", (r) => r.sweep, "the sweep it is from"], ["context", "context", (r) => r.context || "–", "size, length and what else sets the experiment"],
-  ["difference", "to control", (r) => [r.difference === null ? "–" : (r.difference > 0 ? "+" : "") + fixed(r.difference), range(r.difference_low, r.difference_high, r.difference, -0.3, 0.3, true)], "AUC minus the control's, paired"],
+  ["difference", "to control", (r) => [r.difference === null ? "–" : (r.difference > 0 ? "+" : "") + fixed(r.difference), range(r, "difference", -0.3, 0.3, true)], "AUC minus the control's, paired"],
   ["verdict", "verdict", (r) => [text("span", r.verdict, { class: "badge " + r.verdict.split(" ")[0] }), r.further_seeds ? ` +${r.further_seeds}` : ""], "with further seeds needed"],
   ["seeds", "seeds", (r) => r.seeds === r.n ? r.n : `${r.seeds}/${r.n}`, "scored runs of all runs"],
-  ["auc", "AUC", (r) => [fixed(r.auc), range(r.auc_low, r.auc_high, r.auc, 0, 1)], "mean accuracy over training, reference precision"],
+  ["auc", "AUC", (r) => [fixed(r.auc), range(r, "auc", 0, 1)], "mean accuracy over training, reference precision"],
   ["accuracy", "final", (r) => fixed(r.accuracy), "last accuracy, reference precision"], ["rollout_accuracy", "as rolled", (r) => fixed(r.rollout_accuracy), "last accuracy in the rollout format"],
   ["reward", "reward", (r) => fixed(r.reward), "the sampler's, last five steps"],
   ["p_adjusted", "p", (r) => r.p_adjusted === null ? "–" : r.p_adjusted < 0.001 ? "<.001" : fixed(r.p_adjusted), "adjusted"],

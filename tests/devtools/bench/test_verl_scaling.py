@@ -114,7 +114,7 @@ def test_what_a_plan_of_a_full_update_refuses_is_run_as_it_is_said(tmp_path: Pat
     assert (launch.micro_batch_tokens, launch.checkpoint_layers) == (5120, True)
     assert (config.method, config.task.options["mean_tokens"]) == ("bf16_lora", 300)
     checks.check_launch(config, launch)
-    checks.check_shared_engine(launch, compose(config).plan, load_config(tmp_path / "m"))
+    checks.check_shared_engine(launch.tensor_parallel, compose(config).plan, load_config(tmp_path / "m"))
 
 
 def test_a_folder_without_weights_is_not_taken_for_one_with_them(

@@ -6,10 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from harness.published.claims.badges import badge_of, judge
+from harness.published.claims.badges import badge_of, is_equal, judge
 from harness.published.claims.estimates import ClaimEstimate, estimate
 from harness.published.claims.evidence import load, number, select
 from harness.published.claims.kinds import Contrast, Growth, Level, NotTestable, Ratio, Replay, Trend
@@ -71,7 +72,7 @@ def test_contrast_is_the_paired_t_interval_of_the_auc():
     got = found(test, of(*runs))
     assert (got.value, got.units) == (0.5, 3)
     assert (got.low, got.high) == pytest.approx((0.5 - HALF * 0.25, 0.5 + HALF * 0.25), abs=1e-12)
-    assert got.outcome == "undecided" and got.reason.startswith("cannot tell (about")
+    assert (got.outcome, got.reason) == ("undecided", "cannot tell (+1)")
     final = found(Contrast(sweep="standard", a=NAIVE, b=BF16, metric="accuracy", expect="above"), of(*runs))
     assert final.value == 0.25
     gain = found(Contrast(sweep="standard", a=NAIVE, b=BF16, metric="gain", expect="above"), of(*runs))
@@ -113,6 +114,41 @@ def test_no_difference_where_one_is_claimed_is_not_supported_and_says_so():
     below = found(Contrast(sweep="standard", a=NAIVE, b=BF16, expect="below"), of(*runs))
     assert (below.value, below.outcome, below.reason) == (0.0, "undecided", "equal within the margin")
     assert found(Contrast(sweep="standard", a=NAIVE, b=BF16, expect="equal"), of(*runs)).outcome == "supported"
+
+
+@pytest.mark.parametrize(
+    ("expect", "mean", "sd", "further"),
+    [
+        ("above", 0.12, 0.05, 9), ("below", 0.12, 0.05, 9), ("above", 0.09, 0.05, 8), ("equal", 0.12, 0.05, 52),
+        ("equal", 0.1, 0.05, 12), ("equal", 0.16, 0.03, 173), ("not_below", 0.09, 0.05, 15),
+        ("not_below", 0.1, 0.05, 5), ("not_above", 0.12, 0.05, 50), ("not_above", 0.09, 0.05, 2),
+    ],
+)  # fmt: skip
+def test_the_further_bases_decide_with_a_chance_of_80_percent(expect: Any, mean: float, sd: float, further: int):
+    """Simulated by the badge rule itself: a flat prior, so the true number is normal around the mean of five bases."""
+    values = mean + sd * np.array([-2, -1, 0, 1, 2]) / math.sqrt(2.5)
+    evidence = of(*(run("naive", s) for s in range(5)), kl_k3=[[float(value)] for value in values])
+    test = Level(sweep="standard", a=NAIVE, metric="mismatch/kl_k3", expect=expect, threshold=0.1, margin=0.05)
+    assert found(test, evidence).reason == f"cannot tell (+{further})"
+
+    def chance(more: int) -> float:
+        rng = np.random.default_rng(0)
+        truth = rng.normal(mean, sd / math.sqrt(5), 20_000)
+        end = (5 * mean + more * rng.normal(truth, sd / math.sqrt(more))) / (5 + more)
+        half = student.ppf(0.975, 4 + more) * sd / math.sqrt(5 + more)
+        ends = [(x - half, x + half) for x in end]
+        flat = [expect in ("above", "below") and is_equal(*x, 0.1, 0.05) for x in ends]
+        decided = [judge(*x, expect, 0.1, 0.05) != "undecided" for x in ends]
+        return float(np.mean(np.logical_or(flat, decided)))
+
+    assert chance(further - 1) < 0.805 and chance(further) > 0.795
+
+
+def test_no_number_of_bases_may_be_enough():
+    """The mean of twenty bases is the border itself."""
+    evidence = of(*(run("naive", s) for s in range(20)), kl_k3=[[0.05], [0.25]] * 10)
+    test = Level(sweep="standard", a=NAIVE, metric="mismatch/kl_k3", expect="not_above", threshold=0.1, margin=0.05)
+    assert found(test, evidence).reason == "cannot tell (>1000)"
 
 
 def test_an_end_near_zero_shows_its_side():
@@ -173,7 +209,8 @@ def test_the_replay_laboratory_against_a_threshold_and_another_arm():
         place = {"context": "s-sort8", "sampler": "int8", "age": 0, "arm": arm}
         return place | {"bias": value, "bias_low": low, "bias_high": high}
 
-    rows = [row("none", 0.5, 0.4, 0.6), row("tis", 0.1, 0.0, 0.3), row("far", 0.5, 0.35, 0.7)]
+    rows = [row("none", 0.5, 0.4, 0.6), row("tis", 0.1, 0.0, 0.3), row("far", 0.5, 0.35, 0.7),
+            row("few", 0.5, math.nan, math.nan)]  # fmt: skip
 
     def of_arm(arm: str, **values: Any) -> ClaimEstimate:
         test = Replay(context="s-sort8", sampler="int8", arm=arm, column="bias", expect="below", **values)
@@ -187,7 +224,11 @@ def test_the_replay_laboratory_against_a_threshold_and_another_arm():
     )
     assert of_arm("far", against="none").outcome == "undecided"
     assert of_arm("none", against="tis").outcome == "contradicted"
-    assert "no trm on int8" in of_arm("trm", threshold=1).reason
+    for arm in ("trm", "few"):  # one that is not there, and one with too few batches
+        assert of_arm(arm, threshold=1).reason == (
+            f"the replay laboratory has no interval of bias of {arm} on int8 of s-sort8, age 0"
+        )
+    assert of_arm("tis", against="few").reason.endswith("no interval of bias of few on int8 of s-sort8, age 0")
 
 
 def test_what_is_missing_is_a_state_and_no_error():

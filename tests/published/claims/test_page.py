@@ -51,7 +51,10 @@ def written(folder: Path, *rows: dict[str, Any], papers: dict[str, str] | None =
         ({}, {"kind": "growth", "b": None}, r"unknown key b"),
         ({"domain": {"kernel": "real"}}, {}, r"unknown key domain.kernel; nearest: domain.kernels"),
         ({"domain": {"length": [9, 8]}}, {}, r"length=\[9.0, 8.0\]: two rising numbers"),
-        ({"domain": {"formats": ["int9"]}}, {}, r"domain formats=int9: unknown; nearest: int"),
+        ({"domain": {"formats": ["int9"]}}, {}, r"claim one: domain formats=int9: unknown; nearest: int"),
+        ({}, {"margin": -0.1}, r"margin=-0.1: must be at least 0$"),
+        ({}, {"margin": 0, "expect": "equal"}, r"margin=0: expect=equal needs one above 0, for no interval lies in"),
+        ({}, {"reduce": "median"}, r"reduce=median: auc is one number of a run; leave it out$"),
     ],
 )
 def test_a_faulty_claim_is_one_line_that_names_it(tmp_path, claim, test, words):
@@ -75,6 +78,12 @@ def test_faulty_files(tmp_path: Path):
     refused("claim one: tests is a list with at least one test", CLAIM | {"tests": []})
     refused("unknown key paper; nearest: papers", good, paper={})
     refused("growth needs a metric of every step", CLAIM | {"tests": [growth]})
+    ends = growth | {"metric": "mismatch/kl_k3", "reduce": "last"}
+    refused("reduce=last: growth takes both ends of a run; leave it out$", CLAIM | {"tests": [ends]})
+    at = {"kind": "update", "file": "x.json", "precision": "fp8_block", "option": "a", "over": "b", "expect": "above"}
+    refused("size=7B: unknown; nearest: 7b", CLAIM | {"tests": [at | {"size": "7B"}]})
+    wrong = replay | {"sampler": "int9", "threshold": 1}
+    refused("claim one: sampler=int9: unknown; nearest: int", CLAIM | {"tests": [wrong]})
     refused("needs one of threshold and against", CLAIM | {"tests": [replay]})
     refused("needs one of threshold and against", CLAIM | {"tests": [replay | {"threshold": 1, "against": "none"}]})
     test = read_claims(written(tmp_path, good)).claims[0].tests[0]

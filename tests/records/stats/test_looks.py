@@ -88,12 +88,25 @@ def test_the_units_that_decide_are_the_fewest_with_a_chance_of_80_percent(
 
 
 def test_a_small_mean_needs_more_than_a_difference_of_the_margin_would() -> None:
-    """Seeds that would show a difference of 0.03 decide with a chance of 29 % where the mean is 0.015."""
+    """11 units more show a true difference of 0.03 with a chance of 80 %, but decide with one of 29 % at a mean of
+    0.015."""
     mean, sd, units = -0.015, 0.04, 13
-    few = stats.further_seeds(sd, units, stats.DELTA, level=0.99)
-    assert few == 11
-    assert stats.chance_to_decide(judged(mean, sd, units, units - 1), few) == pytest.approx(0.29, abs=0.005)
+    critical = distributions.t.ppf(0.995, units + 10)
+    power = distributions.nct.sf(critical, units + 10, stats.DELTA * math.sqrt(units + 11) / sd)
+    assert power == pytest.approx(0.8, abs=0.02)
+    assert stats.chance_to_decide(judged(mean, sd, units, units - 1), 11) == pytest.approx(0.29, abs=0.005)
     assert stats.units_to_decide(mean, sd, units, units - 1, 0.99) == 27
+
+
+def test_a_difference_may_have_to_lie_beyond_a_bound() -> None:
+    """A mean on the bound shows soon that it is not 0, but late on which side of the bound it lies."""
+    assert stats.units_to_decide(0.03, 0.03, 10, 9.0) == 1
+    assert stats.units_to_decide(0.03, 0.03, 10, 9.0, far=0.03) == 601  # 2 (1 - Φ(1.964 / √(611 / 10 - 1))) = 0.800
+    assert stats.units_to_decide(0.0, 0.03, 10, 9.0, 0.99, far=0.03) == stats.units_to_decide(0.0, 0.03, 10, 9.0, 0.99)
+
+
+def test_further_units_are_printed_in_one_way() -> None:
+    assert (stats.further(4.0), stats.further(math.inf)) == ("(+4)", "(>1000)")
 
 
 def test_what_a_look_says_of_an_arm() -> None:

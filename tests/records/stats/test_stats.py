@@ -137,23 +137,6 @@ def test_verdict(low: float, high: float, expected: str) -> None:
     assert stats.verdict(low, high) == expected
 
 
-def test_further_seeds_give_the_promised_power() -> None:
-    """The number asked for has 80 % power by the noncentral t, and two fewer have not."""
-    for sd in (0.02, 0.03, 0.05):
-        more = stats.further_seeds(sd, 3, 0.03)
-        assert more is not None
-
-        def power(n: int, sd: float = sd) -> float:
-            critical = scipy_stats.t.ppf(0.975, n - 1)
-            return float(scipy_stats.nct.sf(critical, n - 1, 0.03 * math.sqrt(n) / sd))
-
-        assert power(3 + more) >= 0.79
-        assert power(3 + more - 2) < 0.80
-    assert stats.further_seeds(0.03, 5, 0.03) == 5  # 10 pairs in all
-    assert stats.further_seeds(0.0, 5) == 1
-    assert stats.further_seeds(math.nan, 1) is None
-
-
 def test_bootstrap_width_without_question_noise_is_the_t_interval() -> None:
     """Seeds alone, many of them, nearly normal: the interval is Student's."""
     values = np.random.default_rng(1).normal(0.5, 0.05, 30)

@@ -66,6 +66,17 @@ def test_no_speed_has_its_reason(values: dict[str, Any], precision: str, expecte
     assert found.kind == "not known" and found.words.startswith(expected) and math.isnan(found.value)
 
 
+def test_no_speed_is_of_an_engine_that_the_trainer_refuses() -> None:
+    """Two GPUs would hold 32B's engine, whose FP8 cache they cannot share. On eight each has one of its own."""
+    said = "launch.tensor_parallel=2: the scales of an FP8 cache are those of all heads; valid with it: 1; "
+    at = placement(question(size="32b", gpus=4), "fp8_block+kv8")
+    assert at is not None and at.ways == 2 and at.reason.startswith(said)
+    plain = placement(question(size="32b", gpus=4), "fp8_block")
+    assert plain is not None and plain.ways == 2 and plain.reason.startswith("the update needs ")
+    own = placement(question(size="32b", gpus=8), "fp8_block+kv8")
+    assert own is not None and (own.ways, own.reason) == (1, "")
+
+
 def test_conditions_are_those_of_the_placement() -> None:
     found = speed(evidence(), question(), "fp8_block")
     assert "each engine samples its answers in 2 groups, as many as its cache holds" in found.conditions

@@ -245,6 +245,24 @@ def test_the_fastest_layout_by_hand_and_why_not_the_others() -> None:
     assert f"data parallel: {plain.seconds:.1f} s, generate {lost:+.1f} s" in lines
 
 
+def test_engines_that_the_trainer_refuses_are_not_taken_and_have_its_words() -> None:
+    """An FP8 cache is on one GPU; block FP8 of 0.5B has 448 of 896 channels on each of two."""
+    found = replace(FOUND, records={**FOUND.records, "7b-fp8_block+kv8": record({1: 4.0, 32: 8.0, 64: 12.0})})
+    cached = replace(SEVEN, arm="fp8_block+kv8", batch=64)
+    choice = fastest.fastest(found, cached, 2, Links(), trains="full")
+    assert choice.taken.at.ways == 1 and choice.taken.step is not None
+    said = "launch.tensor_parallel=2: the scales of an FP8 cache are those of all heads; valid with it: 1"
+    assert f"engines over 2 GPUs: {said}" in choice.why()
+    assert fastest.fastest(found, replace(cached, arm="bf16"), 2, Links(), trains="full").taken.at.ways == 2
+    small = first_that_fits(Work(size="0.5b", arm="fp8_block", length=1000), 2, Layout(ways=2))
+    assert small.reason == (
+        "launch.tensor_parallel=2: 448 of 896 channels of model.layers.0.self_attn.q_proj.weight are no whole groups "
+        "of 128"
+    )
+    tight = fastest.fastest(found, replace(cached, size="32b"), 2, Links(), trains="full").taken.at
+    assert tight.ways == 1 and tight.reason and not tight.refusal  # what lacks least is one that could be
+
+
 def test_lora_is_taken_where_nothing_else_fits_or_where_it_is_asked_for() -> None:
     work = replace(SEVEN, size="32b", batch=64, length=512)
     choice = fastest.fastest(FOUND, work, 2, Links())

@@ -1,11 +1,14 @@
 import json
+import math
 from dataclasses import replace
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.image as mpimg
 import matplotlib.pyplot as plt
 import pytest
 from optuna.trial import TrialState
+from scipy.stats import t as student
 
 from harness.config.schema import Launch
 from harness.records.stats import paired
@@ -47,10 +50,10 @@ def test_the_best_is_feasible_and_is_confirmed_with_the_defaults(results):
     records = confirmed(SEARCH, found, Launch(results=str(results), sweep=SEARCH.name))
     assert all(sorted(of_one) == [5, 6, 7, 8] for of_one in records.values())
     arm, control = ({s: r.summary["auc"] for s, r in records[n].items()} for n in ("best tis", "tis default"))
-    assert compared(records["best tis"], records["tis default"], "auc") == paired(arm, control)
+    assert compared(records["best tis"], records["tis default"], SEARCH.objectives[0]) == paired(arm, control)
     again = records["tis default"] | {5: records["tis default"][5].model_copy(update={"hashes": {"model": "another"}})}
     fewer = paired(arm, {seed: value for seed, value in control.items() if seed != 5})
-    assert compared(records["best tis"], again, "auc") == fewer and fewer.num_pairs == 3
+    assert compared(records["best tis"], again, SEARCH.objectives[0]) == fewer and fewer.num_pairs == 3
 
 
 def test_the_table_says_what_was_found_in_a_sentence(results):
@@ -88,12 +91,85 @@ def test_of_a_metric_that_is_minimized_a_lower_value_is_better(tmp_path):
     assert row.endswith("] (equal) | 3 of 3 |")
 
 
+def test_logarithms_are_confirmed_as_factors(tmp_path):
+    """k3 is proportional to eps_high and grows 16 times from seed to seed, so differences would be those of one seed;
+    the ratio to the default's 0.28 varies by 10 %."""
+    luck = {5: 1.0, 6: 1.1, 7: 1 / 1.1}
+
+    def scores(config):
+        own = luck.get(config.seed, 1.0) if config.algo.eps_high != 0.28 else 1.0
+        return {"auc": 0.5, "k3_median": config.algo.eps_high * own * 16.0 ** (config.seed - 5)}
+
+    objectives = [{"metric": "k3_median", "direction": "minimize", "log": True}]
+    search = toy_search(budget={"trials": 8}, confirm={"seeds": [5, 6, 7], "margin": 1.3}, sampler={"name": "random"},
+                        pruner={"alpha": 0}, objectives=objectives, constraint=None)  # fmt: skip
+    run_search(search, tmp_path, 1, lambda event: None, runner=FakeRunner(scores), afterwards=submit)
+    best = best_found(search, read_trials(search, tmp_path)[""])
+    assert best is not None
+    factor = values_of(best)["algo.eps_high"] / 0.28
+    spread = 1.1 ** (student.ppf(0.975, 2) / math.sqrt(3))
+    shown = f"x{factor:.3g} [{factor / spread:.3g}, {factor * spread:.3g}]"
+    lines = write_tables(search, tmp_path)[0].read_text(encoding="utf-8").splitlines()
+    said, row, base = [next(x for x in lines if x.startswith(y)) for y in ("* ", "| best |", "| tis default |")]
+    assert factor < 0.6 and said.endswith(
+        f"On 3 fresh seeds its k3_median is {shown} against tis default: it is better. In the search it was "
+        f"x{factor:.3g}."
+    )
+    assert row.endswith(f" | {shown} (better) | 3 of 3 |")
+    wide = 16 ** (student.ppf(0.975, 2) / math.sqrt(3))  # the geometric mean of 1, 16 and 256 is 16
+    assert base.startswith(f"| tis default | 0 | 4.48 [{4.48 / wide:.4g}, {4.48 * wide:.4g}] |")
+    assert "|  | trial | k3_median, geometric | k3_median against its baseline | ended well |" in lines
+    tight = replace(search, confirm=replace(search.confirm, margin=1 / (factor / spread) * 1.01))
+    text = write_tables(tight, tmp_path)[0].read_text(encoding="utf-8")
+    assert f"they do not differ by as much as a factor of {tight.confirm.margin:g}. " in text
+
+
+def test_a_value_of_zero_has_a_logarithm(tmp_path):
+    objectives = [{"metric": "k3_median", "direction": "minimize", "log": True}]
+    search = toy_search(budget={"trials": 3}, confirm={"seeds": [5, 6], "margin": 1.1}, sampler={"name": "random"},
+                        pruner={"alpha": 0}, objectives=objectives, constraint=None)  # fmt: skip
+    runner = FakeRunner(lambda config: {"k3_median": 0.0 if config.seed == 5 else 0.1})
+    run_search(search, tmp_path, 1, lambda event: None, runner=runner, afterwards=submit)
+    text = write_tables(search, tmp_path)[0].read_text(encoding="utf-8")
+    assert "On 2 fresh seeds its k3_median is x1 [1, 1] against tis default: they do not differ by as much" in text
+    assert "| tis default | 0 | 3.162e-151 [0, inf] |" in text
+
+
+def test_a_share_without_a_baseline_is_compared_with_that_of_another(tmp_path):
+    """Trial 0 of the second share has the number of the baseline, and is another."""
+    default = {"tis default": {"correction": "tis", "algo.eps_low": 0.2, "algo.eps_high": 0.28, "cap": 2.0}}
+    search = toy_search(budget={"trials": 4, "per": "correction"}, confirm={"seeds": [5, 6]},
+                        sampler={"name": "random"}, pruner={"alpha": 0}, baselines=default)  # fmt: skip
+    runner = FakeRunner(
+        lambda config: {"auc": 0.7 if config.algo.mode == "bypass_ppo" else 0.5, "k3_median": 0.1 + 0.01 * config.seed}
+    )
+    run_search(search, tmp_path, 1, lambda event: None, runner=runner, afterwards=submit)
+    lines = write_tables(search, tmp_path)[0].read_text(encoding="utf-8").splitlines()
+    said = next(line for line in lines if line.startswith("* ppo: "))
+    assert said.endswith("+0.200 [+0.200, +0.200] against tis default: it is better. In the search it was +0.200.")
+
+
+def test_the_lead_in_the_search_is_over_seeds_that_both_have(tmp_path):
+    """The baseline diverges on the second of three seeds; its first had 0.5, where the best one's means are higher."""
+    search = toy_search(budget={"trials": 3}, confirm={"seeds": [5]}, sampler={"name": "random"}, pruner={"alpha": 0})
+
+    def scores(config) -> Any:
+        if config.algo.eps_low == 0.2 and config.seed == 1:
+            return {"status": "diverged"}
+        return {"auc": (0.5 if config.algo.eps_low == 0.2 else 0.6) + 0.1 * config.seed, "k3_median": 0.1}
+
+    run_search(search, tmp_path, 1, lambda event: None, runner=FakeRunner(scores))
+    text = write_tables(search, tmp_path)[0].read_text(encoding="utf-8")
+    assert "Its auc against tis default is not confirmed. In the search it was +0.100.\n" in text
+
+
 def test_trials_that_tie_for_the_best_are_counted(tmp_path):
     search = toy_search(budget={"trials": 4}, confirm={"seeds": [5]}, sampler={"name": "random"}, pruner={"alpha": 0})
     runner = FakeRunner(lambda config: {"auc": 0.5, "k3_median": 0.1})
     run_search(search, tmp_path, 1, lambda event: None, runner=runner)
     text = write_tables(search, tmp_path)[0].read_text(encoding="utf-8")
-    assert "* the best found is trial 2 (" in text and "), one of 2 that tie, in the search +0.000 auc against " in text
+    said = "), one of 2 that tie. Its auc against tis default is not confirmed. In the search it was +0.000.\n"
+    assert "* the best found is trial 2 (" in text and said in text
 
 
 def test_every_cell_has_its_trial_among_its_tags(results):

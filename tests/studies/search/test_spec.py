@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -74,6 +75,9 @@ def test_the_margin_is_that_of_an_accuracy_or_the_given_one():
     check_search(named)
     check_search(toy_search(objectives=objectives))  # nothing is confirmed, so nothing is judged
     assert (named.margin, toy_search(confirm={"seeds": [7]}).margin) == (0.002, 0.03)
+    factor = toy_search(objectives=[objectives[0] | {"log": True}], confirm={"seeds": [7], "margin": 1.1})
+    check_search(factor)
+    assert factor.margin == math.log(1.1)
     assert ACCURACIES == (
         "base_accuracy", "auc", "final_accuracy", "base_accuracy_rollout", "auc_rollout", "final_accuracy_rollout",
         "reward_accuracy_last",
@@ -102,6 +106,15 @@ def test_a_conditional_knob_is_there_only_where_it_exists():
             "which two settings are equal$",
         ),
         ({"confirm": {"seeds": [7], "margin": 0.0}}, "confirm.margin=0.0: above 0 and finite"),
+        (
+            {"objectives": [{"metric": "auc", "direction": "maximize", "log": True}], "confirm": {"seeds": [7]}},
+            "confirm.margin=null: logarithms of auc are compared; give the factor, above 1 and finite, below which two "
+            "settings are equal$",
+        ),
+        (
+            {"objectives": [{"metric": "time_s", "direction": "minimize", "log": True}], "confirm": {"margin": 0.5}},
+            "confirm.margin=0.5: logarithms of time_s are compared; give the factor",
+        ),
         ({"space": SPACE | {"x": {"low": "a", "high": 2}}}, "space.x.low='a': a number is expected"),
         ({"space": SPACE | {"x": {"low": 1}}}, "space.x: either choices, or low and high"),
         ({"space": SPACE | {"x": {"low": 2, "high": 1}}}, "space.x: low=2 is not below high=1"),

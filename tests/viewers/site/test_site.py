@@ -231,6 +231,23 @@ def test_a_browser_filters_and_sorts(results: Path) -> None:
     assert '<th scope="col">badge</th>' in text and 'src="../figures/duel/scores.png"' in text
 
 
+def test_a_browser_shows_on_which_side_of_zero_an_interval_ends(
+    results: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The tooltips, as reports print intervals: an end of -0.0004 is no -0.000."""
+    board_of = leaderboard
+
+    def near_zero(*given: Any) -> Any:
+        ends = {"difference": -0.01, "difference_low": -0.0196, "difference_high": -0.00042}
+        return board_of(*given).assign(**ends, auc=0.5, auc_low=0.4567, auc_high=0.55)
+
+    monkeypatch.setattr("harness.report.leaderboard.leaderboard", near_zero)
+    shutil.copytree(results / "runs", tmp_path / "runs")
+    write_site(tmp_path)
+    titles = re.findall(r'title="(\[[^"]*)"', dom(tmp_path, "#sweep=duel&few=1"))
+    assert Counter(titles) == {"[-0.020, -0.0004]": 10, "[0.457, 0.550]": 10}
+
+
 def test_the_page_opens_at_the_main_table_where_it_is_there() -> None:
     columns = ["verdict", "is_preliminary", "context"]
     two, one = [["equal", False, "n=8"], ["worse", False, "n=8"]], [["cannot tell", False, "n=10"]]
