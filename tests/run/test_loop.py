@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from harness.api import Rollout
 from harness.foundation.provenance import ROOT, tensors_hash
+from harness.foundation.state_files import load_state, save_state
 from harness.objective.advantage import shaped
 from harness.run.collect import stopped
 from harness.run.loop import evaluate, grpo_step, train
@@ -159,6 +161,18 @@ def test_restored_state_continues_bit_for_bit(tmp_path: Path) -> None:
     assert tensors_hash(straight.trainer.weights()) == tensors_hash(second.trainer.weights())
     assert resumed[1]["train/loss"] == rows[3]["train/loss"]
     assert resumed[1]["mismatch/kl_k3"] == rows[3]["mismatch/kl_k3"]
+
+
+def test_a_run_that_resumes_after_its_last_step_keeps_the_passport_of_its_rollouts(tmp_path: Path) -> None:
+    """That of the evaluation behind it is of newer weights, and has one sampler."""
+    words, states = ("method=mixed_rollouts", "precision=int4", "trainer.steps=1"), list[dict[str, Any]]()
+    straight, resumed = small_run(tmp_path, words), small_run(tmp_path, words)
+    train(straight, lambda run: states.append(run.state()))
+    save_state(tmp_path / "state.pt", states[-1])
+    resumed.restore(load_state(tmp_path / "state.pt"))
+    train(resumed, lambda run: None)
+    assert straight.passport is not None and straight.passport.state["samples"] == 2
+    assert resumed.passport == straight.passport
 
 
 def test_dynamic_sampling_fills_the_batch_with_informative_groups(tmp_path: Path) -> None:
