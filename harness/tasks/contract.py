@@ -166,5 +166,5 @@ def check_options(name: str, options: Mapping[str, Any], known: Sequence[str]) -
 
 def check_integer(task: str, option: str, value: object, valid: range) -> None:
     """ValueError unless the value of a task's option is an integer of a range."""
-    if not isinstance(value, int) or value not in valid:
+    if not isinstance(value, int) or isinstance(value, bool) or value not in valid:
         raise ValueError(f"task {task!r}: {option}={value!r} is not an integer from {valid.start} to {valid.stop - 1}")

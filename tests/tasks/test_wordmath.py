@@ -246,6 +246,7 @@ def test_content_hash_follows_what_is_asked():
         ({"n": "x"}, "task 'wordmath': n='x' is not an integer from 2 to 75"),
         ({"n": None}, "task 'wordmath': n=None is not an integer from 2 to 75"),
         ({"distractors": "x"}, "task 'wordmath': distractors='x' is not an integer from 0 to 10"),
+        ({"distractors": True}, "task 'wordmath': distractors=True is not an integer from 0 to 10"),
         ({"num_names": 17}, "task 'wordmath': num_names=17 is not an integer from 18 to 349"),
         ({"distractors": 0, "num_names": 12}, "num_names=12 is not an integer from 13 to 349"),
         ({"rewards": "path"}, "task 'wordmath' has no option 'rewards': nearest: reward"),
