@@ -271,6 +271,11 @@ def advice(config: RunConfig, composed: Composed) -> list[str]:
                            "algo.partial_rollouts")  # fmt: skip
         if has_hook(part, "token_loss") and algo.loss != "ppo":
             remarks.append(f"algo.loss={algo.loss} changes nothing: {name} replaces the objective")
+    if composed.token_loss() is None and algo.loss == "gspo":
+        if (method.mode or algo.mode) == "bypass_pg":
+            remarks.append("algo.loss=gspo changes nothing: algo.mode=bypass_pg is the plain policy gradient")
+        elif algo.agg not in ("seq-mean-token-mean", AlgoConfig.agg):
+            remarks.append(f"algo.agg={algo.agg} changes nothing: algo.loss=gspo is defined with seq-mean-token-mean")
     if algo.batch_normalize != "none" and not any(part.sets_weight for part in composed.parts):
         remarks.append(
             f"algo.batch_normalize={algo.batch_normalize} changes nothing: no part of {method.name} sets weights"

@@ -87,18 +87,23 @@ def group_advantage(scores: Tensor, group: Tensor, kind: AdvantageKind = "grpo",
     centred = s - _group_sum(s, index, counts) / size
     if kind == "batch":
         spread = s.std() if s.numel() > 1 else s.new_ones(())
-        return (centred / (spread + eps)).float()
+        return _scaled(centred, spread, eps)
     squares = _group_sum(centred.square(), index, counts)
     if kind != "loo":
         centred = torch.where(is_lone, s, centred)
         std = torch.where(is_lone, 1.0, (squares / others).sqrt())
-        return (centred if kind == "dr_grpo" else centred / (std + eps)).float()
+        return centred.float() if kind == "dr_grpo" else _scaled(centred, std, eps)
     # Leaving s_i out of n values moves the mean by centred / (n - 1) and the squares by centred^2 * n / (n - 1).
     left_out = centred * size / others
     rest = squares - centred.square() * size / others
     std = (rest.clamp(min=0) / (size - 2).clamp(min=1)).sqrt()
     has_spread = (size > 2) & (rest > 1e-12 * squares)
     return torch.where(has_spread, left_out / (std + eps), left_out).float()
+
+
+def _scaled(centred: Tensor, spread: Tensor, eps: float) -> Tensor:
+    """[B] float32: centred / (spread + eps), and 0 without a spread, where eps may be 0, too."""
+    return torch.where(spread > 0, centred / (spread + eps), 0.0).float()
 
 
 def _group_sum(values: Tensor, index: Tensor, counts: Tensor) -> Tensor:

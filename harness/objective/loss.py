@@ -23,7 +23,7 @@ GSPO_LOG_RATIO_MAX = 10.0
 LOSSES = ("ppo", "gspo", "cispo", "reinforce")
 MODES = ("decoupled", "bypass_ppo", "bypass_pg")
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
-KL_KINDS = ("k1", "k2", "k3", "k3+", "k3_is")
+KL_KINDS = ("k1", "k2", "k3", "k3_is")
 
 
 class Algorithm(Protocol):
@@ -152,9 +152,9 @@ def reinforce(logp: Tensor, adv: Tensor) -> Tensor:
 def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, log_ratio: Tensor | None = None) -> Tensor:
     """KL to the reference per token, [B, T] nats, with x = logp - ref_logp (verl kl_penalty).
 
-    k1 x; k2 x^2/2; k3 exp(-x) + x - 1 with x clamped to +-20 and the result to +-10; k3+ the value of k3 with the
-    gradient of k2; k3_is the policy ratio times k3 without the second clamp, with gradient through both (DeepSeek-V3.2,
-    arXiv 2512.02556 eq. 7): its gradient is ratio times x, whose mean under the old policy is that of the KL itself.
+    k1 x; k2 x^2/2; k3 exp(-x) + x - 1 with x clamped to +-20 and the result to +-10; k3_is the policy ratio times k3
+    without the second clamp, with gradient through both (DeepSeek-V3.2, arXiv 2512.02556 eq. 7): its gradient is ratio
+    times x, whose mean under the old policy is that of the KL itself.
 
     log_ratio, for k3_is alone: [B, T] or [B, 1] nats with gradient, current over old policy. Raises ValueError for
     another kind, and for k3_is without it.
@@ -168,15 +168,11 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str, log_ratio: Tensor | No
         raise ValueError(f"kl_type: unknown {kind!r} (choose {', '.join(KL_KINDS)})")
     near = bounded(x)
     k3 = torch.exp(-near) + near - 1.0
-    if kind == "k3_is":
-        if log_ratio is None:
-            raise ValueError("kl_type: k3_is needs the log-ratio of the current to the old policy")
-        return log_ratio.exp() * k3
-    k3 = k3.clamp(-10.0, 10.0)
     if kind == "k3":
-        return k3
-    k2 = 0.5 * x.square()
-    return k2 - k2.detach() + k3.detach()
+        return k3.clamp(-10.0, 10.0)
+    if log_ratio is None:
+        raise ValueError("kl_type: k3_is needs the log-ratio of the current to the old policy")
+    return log_ratio.exp() * k3
 
 
 def aggregate(

@@ -113,12 +113,12 @@ staleness/mixed_frac | fraction | none | responses whose tokens come from severa
 rollout/in_flight | groups | none | prompts whose responses go on with the next step's weights
 rollout/truncated_frac | fraction | none | responses stopped by the length limit
 rollout/tokens | tokens | none | response tokens generated, dropped groups included
-rollout/gen_batches | 1 | down | generation rounds of dynamic sampling
+rollout/gen_batches | 1 | down | generation rounds that filled the batch, by dynamic sampling or partial rollouts
 rollout/tokens_per_s | tokens/s | up | response tokens over generation time
 staleness/steps | steps | none | age of the sampler's weights
 staleness/kl_k3 | nats | down | k3 with old - stale log-prob: steps of the trainer since then, every fifth step
 staleness/format_kl_k3 | nats | down | k3 with stale - rollout log-prob: format and engine at equal weights
-sync/code_flip_rate | fraction | none | quantized codes that changed since the sync before
+sync/code_flip_rate | fraction | none | quantized codes that changed since the sync before, NaN at a process's first
 sync/saturated_frac | fraction | down | weights clipped by their scale
 sync/num_replicas | 1 | none | engines under trainer=verl, one per GPU, whose passports agreed
 time/generate_s | s | down | generation

@@ -336,7 +336,8 @@ SUMMARY: dict[str, tuple[str, Callable[[list[float]], float]]] = {
 }
 """Summary name -> (column of the series, reduction over its finite values)."""
 MAY_BE_NAN = frozenset({"sync/code_flip_rate"})
-"""Columns that say nothing in some rows: no codes stand before the first push, nor ever where weights have none."""
+"""Columns that say nothing in some rows: no codes stand before the first push of a process, nor ever where weights have
+none."""
 
 
 def summarise(series: Sequence[Row], evals: Sequence[EvalRecord]) -> dict[str, float | None]:

@@ -24,7 +24,7 @@ from harness.numerics.formats import at_rollout, format_named
 from harness.records.run_result import TaskEvalRecord
 from harness.run.checks import check, check_device
 from harness.start.prepare import evaluation_tasks
-from harness.tasks import token_ids
+from harness.tasks import check_ends, token_ids
 from harness.trainers.evaluation import REFERENCE, Site
 from harness.trainers.task_evaluation import Asked, asked, task_evaluation
 
@@ -40,7 +40,9 @@ def questions(config: RunConfig, folder: Path) -> list[Asked]:
     check_installed(config)
     if not config.evaluations:
         raise ValueError("evaluations=[]: nothing is asked; give 'evaluations=[{task:gsm8k,path:FOLDER,k:4}]'")
-    return asked(config.evaluations, evaluation_tasks(replace(config, model=replace(config.model, path=str(folder)))))
+    tasks = evaluation_tasks(replace(config, model=replace(config.model, path=str(folder))))
+    check_ends(tasks)
+    return asked(config.evaluations, tasks)
 
 
 def evaluate_folder(

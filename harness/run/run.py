@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from harness.api import Passport, Plan, Rollout, RolloutEngine, Sequences, WeightStream
+from harness.api import Passport, Plan, Rollout, RolloutEngine, Sequences, TensorRecord, WeightStream
 from harness.config.compose import Composed
 from harness.config.schema import RunConfig
 from harness.models.decoder import DecoderConfig
@@ -202,6 +202,7 @@ class Run:
             "fixed": self.composed.fixed,
             "memory": self.composed.memory,
             "memory_gib": self.memory_gib,
+            "passport": None if self.passport is None else asdict(self.passport),
             "past": [dict(vars(version)) for version in self.past],
             "in_flight": [
                 {"position": group.position, "responses": [dict(vars(response)) for response in group.responses]}
@@ -220,6 +221,9 @@ class Run:
         self.composed.fixed.update(state["fixed"])
         self.composed.memory[:] = state["memory"]
         self.keep_peaks(state.get("memory_gib", {}))
+        if (passport := state.get("passport")) is not None:
+            weights = tuple(TensorRecord(**record) for record in passport["weights"])
+            self.passport = Passport(**passport | {"weights": weights})
         self.past = [Version(**version) for version in state.get("past", [])]
         entries = state.get("in_flight", [])
         items = self.items_at([entry["position"] for entry in entries])

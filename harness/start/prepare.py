@@ -31,7 +31,7 @@ from harness.records.paths import bases_folder, work_folder
 from harness.start.base_model import base_key, base_name, check_recipe, ensure_base, waiting
 from harness.start.base_training import BaseRecipe, Progress, TrainingHost
 from harness.start.text_training import TextRecipe
-from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task, token_ids
+from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task, check_ends, token_ids
 from harness.tasks.contract import Split
 
 DEMONSTRATED = tuple(name for name in vars(Demonstrated) if not name.startswith("_"))
@@ -127,14 +127,16 @@ def start_hashes(start: Start, evaluations: Sequence[Task]) -> dict[str, str | N
 
 def check_data(config: RunConfig) -> None:
     """Raises ValueError, one line, where the data of the task or of an evaluation is missing or corrupt, where a base
-    is to be trained for a task that shows no answers or by a recipe that cannot train it, and where
-    `algo.overlong_buffer` is longer than its responses, or the model or the engine's room has too few positions."""
+    is to be trained for a task that shows no answers or by a recipe that cannot train it, where the tasks end responses
+    at different token ids, and where `algo.overlong_buffer` is longer than its responses, or the model or the engine's
+    room has too few positions."""
     task = task_of(config)
     base_task = None
     if config.model.path is None:
         base_task = _base_task(config, task)
         check_recipe(decoder_config(config.model), base_task, _recipe(config, base_task))
     others = evaluation_tasks(config)
+    check_ends([task, *others])
     limit = config.engine.max_new_tokens or task.max_new_tokens
     if config.algo.overlong_buffer > limit:
         raise ValueError(

@@ -38,6 +38,7 @@ from harness.tasks.contract import Score as Score
 from harness.tasks.contract import Stopping as Stopping
 from harness.tasks.contract import Task as Task
 from harness.tasks.contract import Worded as Worded
+from harness.tasks.contract import check_ends as check_ends
 from harness.tasks.contract import check_options
 from harness.tasks.contract import failure_shares as failure_shares
 from harness.tasks.contract import stop_ids as stop_ids

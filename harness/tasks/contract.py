@@ -94,6 +94,17 @@ def token_ids(task: Task) -> dict[str, Any]:
     return {"eos_id": task.eos_id, "stop_ids": stop_ids(task), "pad_id": task.pad_id}
 
 
+def check_ends(tasks: Sequence[Task]) -> None:
+    """Raises ValueError where the responses of two tasks end at other token ids: one engine answers all of them."""
+    ends = [(task.name, sorted({task.eos_id, *stop_ids(task)})) for task in tasks]
+    for name, ids in ends:
+        if ids != ends[0][1]:
+            raise ValueError(
+                f"task {name!r} ends responses at the token ids {ids}, task {ends[0][0]!r} at {ends[0][1]}, and one "
+                "engine answers both; ask them apart"
+            )
+
+
 class Demonstrated(Task, Protocol):
     """A task that can show right answers, and whose `n` is the size of its problems: the embedded ones."""
 
@@ -155,5 +166,5 @@ def check_options(name: str, options: Mapping[str, Any], known: Sequence[str]) -
 
 def check_integer(task: str, option: str, value: object, valid: range) -> None:
     """ValueError unless the value of a task's option is an integer of a range."""
-    if not isinstance(value, int) or value not in valid:
+    if not isinstance(value, int) or isinstance(value, bool) or value not in valid:
         raise ValueError(f"task {task!r}: {option}={value!r} is not an integer from {valid.start} to {valid.stop - 1}")

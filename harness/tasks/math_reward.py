@@ -55,7 +55,7 @@ def last_hashed(text: str) -> str | None:
     of bold type around it. None if there is none."""
     _, mark, rest = text.rpartition("####")
     line = rest.strip().split("\n")[0].strip("* \t\r")
-    if not mark or not line:
+    if not mark or not line.strip():  # of other blanks than those above
         return None
     word = line.split()[0].rstrip(".,;:")
     return word.replace("$", "").replace(",", "") if _NUMBER.fullmatch(word) else line

@@ -40,6 +40,8 @@ EXECUTING = frozenset({"eval", "exec", "parse_expr", "sympify"})
 """Functions that run what they are given, by any module's name."""
 REVIEWED = frozenset({"basic_arithmetic", "bitwise_arithmetic", "number_sorting", "propositional_logic"})
 """Data sets that call one of them on their own questions only (read in version 0.1.25)."""
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors of data sets whose scoring does not expect every answer, as of prime_factorization where it is no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +79,19 @@ class GymTask(TextTask):
         return [self._item(index, find(index)) for index in indices]
 
     def score(self, items: Sequence[Item], responses: Sequence[Sequence[int]]) -> list[Score]:
-        """The data set's own grade of what stands in the last <answer>; without one, unparsable."""
-        scores: list[Score] = []
-        for item, response in zip(items, responses, strict=True):
-            answer = extract_tagged(response_text(self.tokens, response))
-            if answer is None:
-                scores.append(Score(0.0, False))
-            else:
-                entry = self.dataset[json.loads(item.reference)["position"]]
-                scores.append(Score(float(self.dataset.score_answer(answer, entry)), True, answer=answer))
-        return scores
+        """The data set's own grade of what stands in the last <answer>; without one, and where the data set cannot read
+        it, unparsable."""
+        return [self._score(item, response) for item, response in zip(items, responses, strict=True)]
+
+    def _score(self, item: Item, response: Sequence[int]) -> Score:
+        answer = extract_tagged(response_text(self.tokens, response))
+        if answer is None:
+            return Score(0.0, False)
+        entry = self.dataset[json.loads(item.reference)["position"]]
+        try:
+            return Score(float(self.dataset.score_answer(answer, entry)), True, answer=answer)
+        except UNREADABLE:
+            return Score(0.0, False)
 
     def content_hash(self) -> str:
         parts = [RULE, self.version, self.options.dataset, dict(self.options.config), self.options.size]

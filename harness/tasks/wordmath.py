@@ -52,6 +52,8 @@ ORDERED_LENGTHS = range(2, 11)
 """Small numbers do not bear long chains."""
 POSITIONS = 4096
 """Prompt and longest response fit into so many tokens; a problem that does not is drawn again."""
+STATEMENT = 12
+"""Mean tokens of a statement, rounded up."""
 Reward = Literal["answer", "path"]
 
 
@@ -64,7 +66,8 @@ class Wordmath:
     layout: Layout = "shuffled"
     """ordered: small numbers as single tokens, statements in the chain's order, no plan, for models of a laptop."""
     distractors: int | None = None
-    """Statements that nobody needs; null: 1 to n / 2 where shuffled, none where ordered."""
+    """Statements that nobody needs, at most n, from n = 67 on fewer; null: 1 to n / 2 where shuffled, none where
+    ordered."""
     num_names: int | None = None
     """Different names, at least one for each quantity of a problem; null: all that the vocabulary has."""
     reward: Reward = "answer"
@@ -90,8 +93,9 @@ class Wordmath:
                 raise ValueError(f"task 'wordmath': {option}={value!r}: valid: {shown}")
         is_shuffled = self.layout == "shuffled"
         check_integer(self.name, "n", self.n, LENGTHS if is_shuffled else ORDERED_LENGTHS)
-        if self.distractors is not None:
-            check_integer(self.name, "distractors", self.distractors, range(self.n + 1))
+        if self.distractors is not None:  # at most so many that problems which fit are found
+            room = (POSITIONS - self.max_new_tokens) // STATEMENT - self.n - (1 + self.n // 5)
+            check_integer(self.name, "distractors", self.distractors, range(min(self.n, room) + 1))
         if self.num_names is not None:
             # each quantity may need a name of its own: on the chain, needed by nobody, and where shuffled given alone
             extra = self.distractors if self.distractors is not None else (self.n + 1) // 2 if is_shuffled else 0

@@ -76,6 +76,10 @@ def test_a_policy_asked_again_answers_as_in_its_run(tmp_path: Path, capsys: pyte
         (["FOLDER", "base.n=9"], "base.n=9: no base is trained here, the model is the folder; leave it out"),
         (["FOLDER", "base=text_muon"], "base=text_muon: no base is trained here"),
         (["FOLDER", "evaluations=[{task:sort}]"], "evaluations.0.num=null: task 'sort' has questions without end"),
+        (
+            ["FOLDER", "evaluations=[{task:sort,num:1},{task:count,num:1}]"],
+            "task 'count' ends responses at the token ids [-1], task 'sort' at [1], and one engine answers both",
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(

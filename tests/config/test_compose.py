@@ -351,6 +351,13 @@ def test_a_part_that_needs_more_updates_is_remarked() -> None:
         (["method=areal_prox", "algo.partial_rollouts=4"], None),
         (["method=sapo", "algo.loss=gspo", "algo=grpo"], "algo.loss=gspo changes nothing: SAPO replaces the objective"),
         (["method=flashrl", "algo.loss=gspo"], None),
+        (["method=flashrl", "algo.loss=gspo", "algo.mode=bypass_pg"], "algo.loss=gspo changes nothing: algo.mode="
+         "bypass_pg is the plain policy gradient"),
+        (["method=verl_bypass_pg_is", "algo=gspo"], "algo.loss=gspo changes nothing: algo.mode=bypass_pg is the plain "
+         "policy gradient"),
+        (["method=flashrl", "algo=dr_grpo", "algo.loss=gspo"], "algo.agg=seq-mean-token-sum-norm changes nothing: "
+         "algo.loss=gspo is defined with seq-mean-token-mean"),
+        (["method=flashrl", "algo=gspo"], None),
         (["method=naive", "algo.batch_normalize=token"], "algo.batch_normalize=token changes nothing: no part "
          "of naive sets weights"),
         (["method=flashrl", "algo.batch_normalize=token"], None),

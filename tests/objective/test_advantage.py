@@ -76,7 +76,8 @@ def test_equals_a_loop_over_scattered_unequal_groups(kind: AdvantageKind, eps: f
 def test_equal_scores_give_exactly_zero(kind: AdvantageKind, value: float) -> None:
     for size in (2, 3, 7, 11):
         scores, group = torch.full((size,), value), torch.zeros(size, dtype=torch.int64)
-        assert torch.equal(group_advantage(scores, group, kind, 1e-6), torch.zeros(size))
+        for eps in (1e-6, 0.0):
+            assert torch.equal(group_advantage(scores, group, kind, eps), torch.zeros(size))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -146,7 +146,7 @@ def test_every_tensor_is_made_on_the_device_of_the_arguments() -> None:
                     for part in method.parts:
                         c = part.correct(c, batch, {})
                 c = replace(c, weight=batch_normalize(c.weight, batch.mask, "sequence"))
-                algo = Algo(loss=loss, agg=agg, kl_coef=0.1, kl_type="k3+")
+                algo = Algo(loss=loss, agg=agg, kl_coef=0.1, kl_type="k3")
                 value_and_gradient(logp, batch, c, algo)
         correction_metrics(c, batch.mask)
         mismatch_metrics(batch.old_logp, batch.rollout_logp, batch.mask, cap=2.0, entropy=-batch.old_logp)

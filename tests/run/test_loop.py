@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from harness.api import Rollout
 from harness.foundation.provenance import ROOT, tensors_hash
+from harness.foundation.state_files import load_state, save_state
 from harness.objective.advantage import shaped
 from harness.run.collect import stopped
 from harness.run.loop import evaluate, grpo_step, train
@@ -116,9 +118,13 @@ def test_several_updates_move_the_ratio_from_one(tmp_path: Path) -> None:
 
 
 def test_kl_term_pulls_towards_the_reference(tmp_path: Path) -> None:
-    _, rows = stepped(tmp_path, "method=bf16", "algo.kl_coef=0.1", "trainer.lr=3e-3", steps=3)
-    assert rows[0]["train/kl_ref"] == pytest.approx(0.0, abs=1e-6)
-    assert rows[2]["train/kl_ref"] > 1e-4
+    weak, strong = (
+        [row["train/kl_ref"] for row in stepped(tmp_path, "method=bf16", f"algo.kl_coef={coef}", steps=3)[1]]
+        for coef in (1e-6, 10.0)
+    )
+    assert weak[0] == strong[0] == pytest.approx(0.0, abs=1e-6)
+    assert weak[1] == strong[1] > 1e-4  # at the reference itself the term has no gradient
+    assert strong[2] < 0.6 * weak[2]
 
 
 def test_a_non_finite_weight_ends_the_run_as_diverged(tmp_path: Path) -> None:
@@ -159,6 +165,18 @@ def test_restored_state_continues_bit_for_bit(tmp_path: Path) -> None:
     assert tensors_hash(straight.trainer.weights()) == tensors_hash(second.trainer.weights())
     assert resumed[1]["train/loss"] == rows[3]["train/loss"]
     assert resumed[1]["mismatch/kl_k3"] == rows[3]["mismatch/kl_k3"]
+
+
+def test_a_run_that_resumes_after_its_last_step_keeps_the_passport_of_its_rollouts(tmp_path: Path) -> None:
+    """That of the evaluation behind it is of newer weights, and has one sampler."""
+    words, states = ("method=mixed_rollouts", "precision=int4", "trainer.steps=1"), list[dict[str, Any]]()
+    straight, resumed = small_run(tmp_path, words), small_run(tmp_path, words)
+    train(straight, lambda run: states.append(run.state()))
+    save_state(tmp_path / "state.pt", states[-1])
+    resumed.restore(load_state(tmp_path / "state.pt"))
+    train(resumed, lambda run: None)
+    assert straight.passport is not None and straight.passport.state["samples"] == 2
+    assert resumed.passport == straight.passport
 
 
 def test_dynamic_sampling_fills_the_batch_with_informative_groups(tmp_path: Path) -> None:
@@ -242,7 +260,6 @@ def test_overlong_filter_takes_truncated_responses_out_of_the_loss(tmp_path: Pat
 def test_evaluation_is_the_same_for_equal_weights_and_covers_both_sites(tmp_path: Path) -> None:
     run = small_run(tmp_path, ["method=naive", "precision=int4"])
     evaluate(run)
-    run.evals[:0] = []
     evaluate(run)
     first, second = run.evals[:2], run.evals[2:]
     assert [e.site for e in first] == ["reference", "rollout"]

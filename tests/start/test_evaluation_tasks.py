@@ -33,6 +33,11 @@ def test_other_tasks_and_other_sizes_stand_beside_the_training_task() -> None:
         ("{task:sort,num:1,options:{m:1}}", r"evaluations.0: task 'sort' has no option 'm'"),
         ("{task:aime,num:1}", r"evaluations.0: task 'aime' needs a model folder with a tokenizer"),
         ("{task:wordmath,num:1}", r"evaluations.0: task 'wordmath': vocab_size=32: valid: 512"),
+        (
+            "{task:count,num:1}",
+            r"^task 'count' ends responses at the token ids \[-1\], task 'chain' at \[1\], and one engine answers "
+            "both; ask them apart$",
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_one_line(entry: str, said: str) -> None:

@@ -62,6 +62,7 @@ def test_last_boxed(text, answer):
         ("#### x + 1", "x + 1"),
         ("####", None),
         ("3", None),
+        ("#### *\u3000*", None),
     ],
 )
 def test_last_hashed(text, answer):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.models.tokenizer import encode, save_tokenizer
-from harness.tasks import Score, build_task
-from harness.tasks.reasoning_gym import REVIEWED, executes_answers, extract_tagged
+from harness.tasks import Item, Score, build_task
+from harness.tasks.reasoning_gym import REVIEWED, GymOptions, GymTask, executes_answers, extract_tagged
+from harness.tasks.text_tokens import load_text_tokenizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,6 +81,32 @@ def test_without_the_library_the_extra_is_named(model):
 def test_bad_options(name, options, message, model):
     with pytest.raises(ValueError, match=message):
         build_task(name, options, model)
+
+
+def test_an_answer_that_a_data_set_cannot_read_is_unparsable(model):
+    class Halves(dict):
+        def score_answer(self, answer, entry):
+            return int(answer) / 2 if answer != "boom" else {}["boom"]
+
+    options = GymOptions(dataset="halves")
+    task = GymTask(
+        name="reasoning_gym:halves", options=options, dataset=Halves({0: {}}), version="1",
+        tokens=load_text_tokenizer(model, "halves", options),
+    )  # fmt: skip
+    item = Item(0, (), '{"position": 0}', "")
+    answers = ["1", "2", "two", "boom"]
+    scores = task.score([item] * 4, [encode(f"<answer>{answer}</answer>", 128) for answer in answers])
+    assert scores == [Score(0.5, True), Score(1.0, True), Score(0.0, False), Score(0.0, False)]
+    assert [score.answer for score in scores] == ["1", "2", None, None]
+
+
+def test_factors_that_are_no_numbers_are_unparsable(gym, model):
+    """The data set raises ValueError at them."""
+    task = build_task("reasoning_gym:prime_factorization", {"size": 50}, model)
+    (item,) = task.sample("train", [0])
+    texts = [json.loads(item.reference)["answer"], "two x three"]
+    responses = [encode(f"<answer>{text}</answer>", 128) for text in texts]
+    assert task.score([item] * 2, responses) == [Score(1.0, True), Score(0.0, False)]
 
 
 def test_bad_datasets(gym, model):

@@ -241,9 +241,12 @@ def test_content_hash_follows_what_is_asked():
         ),
         ({"n": 4, "layout": "ordered", "num_names": 3}, "num_names=3 is not an integer from 4 to 349"),
         ({"n": 4, "distractors": 5}, "distractors=5 is not an integer from 0 to 4"),
+        ({"n": 67, "distractors": 67}, "distractors=67 is not an integer from 0 to 66"),
+        ({"n": 75, "distractors": 75}, "distractors=75 is not an integer from 0 to 33"),
         ({"n": "x"}, "task 'wordmath': n='x' is not an integer from 2 to 75"),
         ({"n": None}, "task 'wordmath': n=None is not an integer from 2 to 75"),
         ({"distractors": "x"}, "task 'wordmath': distractors='x' is not an integer from 0 to 10"),
+        ({"distractors": True}, "task 'wordmath': distractors=True is not an integer from 0 to 10"),
         ({"num_names": 17}, "task 'wordmath': num_names=17 is not an integer from 18 to 349"),
         ({"distractors": 0, "num_names": 12}, "num_names=12 is not an integer from 13 to 349"),
         ({"rewards": "path"}, "task 'wordmath' has no option 'rewards': nearest: reward"),
@@ -253,6 +256,14 @@ def test_bad_options_are_named_in_one_line(options, message):
     with pytest.raises(ValueError, match=message) as error:
         build_task("wordmath", options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("n", "most"), [(66, 66), (70, 54), (75, 33)])
+def test_the_most_distractors_still_fit(n: int, most: int) -> None:
+    """With more, no prompt leaves room for its answer, and drawing a problem would not end."""
+    task = Wordmath(n=n, distractors=most)
+    statements = [item.prompt.count(ID["."]) for item in task.sample("train", range(30))]
+    assert set(statements) == {n + most + 1 + n // 5}
 
 
 @pytest.mark.parametrize(("n", "names"), [(2, 4), (10, 18), (75, 129)])
