@@ -3,10 +3,11 @@ plan that names none of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor
 
 from harness.api import Plan, WeightStream
@@ -75,6 +76,13 @@ def check_beside(
             raise ValueError(f"{name} is in the stream, and the model has no such layer")
         if scale.numel() != 1:
             raise ValueError(f"{name} has shape {tuple(scale.shape)}; a scale of the cache is one number")
+
+
+def check_one_scale(names: Sequence[str], scales: Sequence[Tensor]) -> None:
+    """Raises ValueError where the tensors `names` of one fused matrix come with different `scales`, and the matrix has
+    one."""
+    if not all(torch.equal(scale.reshape(-1), scales[0].reshape(-1)) for scale in scales):
+        raise ValueError(f"{names[0]}_scale: {', '.join(names)} are one fused matrix and must share their scale")
 
 
 def check_patterns(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -62,7 +62,7 @@ def low_bit_weights(weights: Mapping[str, Tensor], plan: Plan, given: Mapping[st
     that come with scales; other names in it are ignored. A tied head has values of its own where the plan says so.
     """
     base, values = base_dtype(plan), dict[str, Tensor]()
-    if plan.lm_head is not None and "lm_head.weight" not in weights:
+    if weight_format(plan, "lm_head.weight") is not None and "lm_head.weight" not in weights:
         weights = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]}
     for name, tensor in weights.items():
         fmt = weight_format(plan, name)

@@ -46,7 +46,7 @@ def quantize(
     zero_point: Tensor | None = None,
     tensor_amax: Tensor | None = None,
 ) -> Quantized:
-    """`w` [..., N, K] of any float dtype -> its codes and scales under `fmt`.
+    """`w` [..., N, K] of any float dtype, not empty -> its codes and scales under `fmt`.
 
     `scale` (with `zero_point` where asymmetric): use these stored scales instead of computing them. For NVFP4 a scalar
     is the tensor-level scale, whose block scales stay dynamic; with a level per token it is the levels [..., N, 1].
@@ -120,8 +120,9 @@ def fake_quantize(x: Tensor, fmt: Format, *, scale: Tensor | None = None, zero_p
 def receiver_scale(q: Quantized) -> Tensor:
     """The scale to send beside `dequantize(q)` so that `quantize(values, fmt, scale=...)` returns the codes of `q`.
 
-    That holds even after the values went through bf16. It is the stored scale, for NVFP4 the tensor-level one (or those
-    of the tokens), from which the receiver computes the block scales again. There it holds where those are normal E4M3
+    That holds even after the values went through bf16, but for 8 bits with a zero point: bf16 moves a value by up to
+    1/256 of itself, half a step from 128 steps on. It is the stored scale, for NVFP4 the tensor-level one (or those of
+    the tokens), from which the receiver computes the block scales again. There it holds where those are normal E4M3
     numbers: a block below 1/28672 of the largest magnitude has a subnormal one, which its values do not tell. Raises
     ValueError for plain casts and for doubly quantized NF4, which have none to send.
     """

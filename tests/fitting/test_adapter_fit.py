@@ -127,6 +127,8 @@ def test_head_of_its_own_format_is_untied() -> None:
         apart.get_parameter(embed), head
     )
     assert tied.get_parameter("lm_head.weight") is tied.get_parameter(embed)
+    excepted = student_of(model, replace(INT2, exceptions=(("lm_head.*", format_named("fp32")),)))
+    assert torch.equal(excepted.get_parameter("lm_head.weight"), head)
 
 
 def test_masks_of_prompts_and_responses() -> None:

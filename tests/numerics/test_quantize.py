@@ -301,3 +301,16 @@ def test_a_scale_that_is_sent_gives_the_codes_back_where_block_scales_are_normal
         same[factor] = torch.equal(again.codes, q.codes) and torch.equal(scale_of(again), scale_of(q))
         assert bool((block >= 2**-6).all()) == (factor >= 1e-3)
     assert same[1.0] and same[1e-3] and not same[5e-6]
+
+
+@by_name([fmt for fmt in SCALED if not fmt.double_quant and fmt.rule != "kv"])
+def test_a_scale_that_is_sent_gives_the_codes_back_after_bf16_but_for_8_bits_with_a_zero_point(fmt: Format) -> None:
+    w = torch.randn(64, 128, generator=torch.Generator().manual_seed(3)).abs()  # zero points at an end of the range
+    q = quantize(w, fmt)
+    sent, zero = dequantize(q).to(torch.bfloat16), None if fmt.symmetric else q.zero_point
+    again = quantize(sent, fmt, scale=receiver_scale(q), zero_point=zero)
+    if fmt.element == "int8" and not fmt.symmetric:
+        assert 0.0 < float(code_flips(q, again)) < 0.05
+        assert (q.codes.int() - again.codes.int()).abs().max() == 1
+    else:
+        assert float(code_flips(q, again)) == 0.0

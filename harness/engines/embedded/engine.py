@@ -80,6 +80,8 @@ class EmbeddedEngine:
         Raises ValueError for a plan this engine cannot follow."""
         if plan.sampler == "trainer" and trainer_model is None:
             raise ValueError("sampler=trainer needs trainer_model, the module to sample from")
+        if plan.sampler == "trainer" and plan.rollout_kv is not None:
+            raise ValueError("rollout_kv: the trainer's own forward (sampler=trainer) has no cache")
         if plan.sampler == "trainer" and plan.residual is not None:
             raise ValueError("residual: the trainer's own forward (sampler=trainer) has no second pass")
         if plan.sampler == "trainer" and config.num_experts:

@@ -21,10 +21,11 @@ Draws = Sequence[tuple[int, torch.Generator]]
 def race_noise(draws: Draws, vocab_size: int) -> Tensor:
     """Exponential(1) noise [rows of all chunks, V] float32 for one step.
 
-    It comes from 24-bit uniforms, the fast generator on a CPU: probabilities below 2^-24 are not resolved.
+    It comes from 24-bit uniforms, the fast generator on a CPU: probabilities below 2^-24 are not resolved. A uniform of
+    0 gives the largest finite number, so that a token which alone has a probability wins even then.
     """
     first, *others = [torch.rand(rows, vocab_size, generator=chunk, device=chunk.device) for rows, chunk in draws]
-    return (torch.cat([first, *others]) if others else first).log_().neg_()
+    return (torch.cat([first, *others]) if others else first).log_().clamp_(min=torch.finfo(first.dtype).min).neg_()
 
 
 def scaled_log_probs(logits: Tensor, temperature: float) -> Tensor:

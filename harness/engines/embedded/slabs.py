@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from harness.api import TensorRecord
+from harness.engines.weight_stream import check_one_scale
 from harness.numerics.formats import Format
 from harness.numerics.quantize import Quantized, dequantize, has_tensor_scale, quantize
 
@@ -101,8 +102,7 @@ def given_scales(given: Mapping[str, Tensor], slab: Slab) -> Tensor | None:
         lacking = next(name for name in names if name not in given)
         raise ValueError(f"{lacking} comes without a scale, other layers or parts with one")
     if has_tensor_scale(slab.fmt) or some[0].ndim == 0:
-        if not all(torch.equal(one.reshape(-1), some[0].reshape(-1)) for one in some):
-            raise ValueError(f"{names[0]}_scale: {', '.join(names)} are one fused matrix and must share their scale")
+        check_one_scale(names, some)
         return some[0]
     joined = torch.cat(some)
     return joined.unflatten(0, (len(slab.names), -1)) if slab.is_stacked else joined

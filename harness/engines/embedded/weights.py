@@ -68,7 +68,8 @@ class LiveWeights:
 
     def __init__(self, config: DecoderConfig, plan: Plan, device: torch.device) -> None:
         """Raises ValueError where the plan's exceptions split a fused matrix between quantized and plain inputs, match
-        no tensor or quantize a router, and where it wants a second pass over inputs that are not quantized."""
+        no tensor or quantize a router, for a format of inputs that no layer would get, and where it wants a second pass
+        over inputs that are not quantized."""
         self.config, self.plan, self.device = config, plan, device
         self.base = format_named(cast_name(base_dtype(plan)))
         self.eps = torch.tensor(config.rms_eps, device=device)
@@ -77,6 +78,12 @@ class LiveWeights:
         self.places = self._find_places()
         self.stacks = self._allocate()
         self.linears = {key: self._linear(place) for key, place in self.places.items()}
+        acts = plan.rollout_acts
+        if acts is not None and acts != self.base and all(linear.acts is None for linear in self.linears.values()):
+            raise ValueError(
+                f"rollout_acts={acts.name}: no linear layer has a rollout format, so no input would get this one; choose "
+                "rollout_weights=bf16 for quantized inputs beside plain weights"
+            )
         self.head = self._head()
         self.layers = [
             FusedLayer(**{name: self.linears[f"{i}.{name}"] for name in ATTENTION}, router=self._router(i),
@@ -132,7 +139,7 @@ class LiveWeights:
                 shapes[name] = self.shapes[tensor]
         stacks = {name: torch.zeros(shape, device=self.device) for name, shape in shapes.items()}
         if "head" not in stacks:
-            is_same = (self.plan.lm_head or self.base) == self.base
+            is_same = self._head_format() == self.base
             stacks["head"] = stacks["embed"] if is_same else torch.zeros_like(stacks["embed"])
         return stacks
 
@@ -170,9 +177,12 @@ class LiveWeights:
         """Key of a linear -> the checkpoint modules in it, by rows."""
         return {key: place.modules for key, place in self.places.items()}
 
+    def _head_format(self) -> Format:
+        return weight_format(self.plan, SINGLE["head"]) or self.base
+
     def _head(self) -> EmulatedLinear:
-        fmt = self.plan.lm_head
-        return self._emulated(self.stacks["head"], None, None, self.base if fmt is None or fmt.tile else fmt)
+        fmt = self._head_format()
+        return self._emulated(self.stacks["head"], None, None, self.base if fmt.tile else fmt)
 
     def _emulated(self, weight: Tensor, bias: Tensor | None, acts: Format | None, base: Format) -> EmulatedLinear:
         linear = EmulatedLinear(weight, bias, acts=acts, base=base)

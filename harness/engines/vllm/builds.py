@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.api import Plan, base_dtype
+from harness.api import Plan, base_dtype, weight_format
 from harness.foundation.did_you_mean import nearest
 from harness.numerics.rounding import cast_name
 
@@ -140,8 +140,8 @@ def check_plan(build: Build, plan: Plan) -> None:
         raise ValueError(f"rollout_kv={plan.rollout_kv.name}: {nearest(plan.rollout_kv.name, build.kv)}")
     check_pair(build.pairs, plan)
     base = cast_name(base_dtype(plan))
-    if plan.lm_head is not None and plan.lm_head.name != base:
-        raise ValueError(f"lm_head={plan.lm_head.name}: engine=vllm keeps the head in its base format; valid: {base}")
+    if (head := weight_format(plan, "lm_head.weight")) is not None and head.name != base:
+        raise ValueError(f"lm_head={head.name}: engine=vllm keeps the head in its base format; valid: {base}")
     for pattern, fmt in plan.exceptions:
         if fmt is not None and fmt.tile is not None and fmt != plan.rollout_weights:
             raise ValueError(

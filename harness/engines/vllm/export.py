@@ -14,9 +14,9 @@ from torch import Tensor
 
 from harness.api import Plan, base_dtype, fused, weight_format
 from harness.engines.vllm.settings import is_quantized
-from harness.engines.weight_stream import Stream
+from harness.engines.weight_stream import Stream, check_one_scale
 from harness.numerics.packing import pack
-from harness.numerics.quantize import Quantized, merged_amax, quantize, saturated_frac
+from harness.numerics.quantize import Quantized, has_tensor_scale, merged_amax, quantize, saturated_frac
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,8 @@ def export(stream: Stream, plan: Plan, order: Mapping[str, tuple[int, ...]], dev
         if 0 < len(given) < len(names):
             lacking = next(name for name in names if name not in given)
             raise ValueError(f"{lacking} comes without a scale, other parts of its fused matrix with one")
+        if has_tensor_scale(fmt):
+            check_one_scale(names, [*given.values()])
         amax = merged_amax([*received.values()], fmt)
         for name, w in received.items():
             zero = stream.zeros.get(name)

@@ -18,7 +18,7 @@ from harness.api import Plan, base_dtype, weight_format
 from harness.engines.vllm.push_by_reload import live_linears
 from harness.engines.vllm.settings import is_quantized
 from harness.engines.vllm.shards import Shard
-from harness.engines.weight_stream import Stream
+from harness.engines.weight_stream import Stream, check_one_scale
 from harness.models.decoder import DecoderConfig
 from harness.numerics.formats import Format
 
@@ -185,7 +185,8 @@ def _memory_of(stream: Stream, device: torch.device) -> _Memory | None:
 
 
 def check_scales(stream: Stream, quantized: Mapping[str, Mapping[str, Place]], shard: Shard | None = None) -> None:
-    """Raises ValueError for scales that do not fit their places, or for a part of a fused matrix alone."""
+    """Raises ValueError for scales that do not fit their places, for a part of a fused matrix alone, and for parts that
+    do not share the one that they have."""
     for places in quantized.values():
         lacking = [name for name in places if name not in stream.scales]
         if 0 < len(lacking) < len(places):
@@ -196,6 +197,8 @@ def check_scales(stream: Stream, quantized: Mapping[str, Mapping[str, Place]], s
                 raise ValueError(f"{name} comes with its scale; several devices of an engine make their own")
             if given is not None and given.numel() != place.scale.numel():
                 raise ValueError(f"{name}_scale has {given.numel()} values, the engine holds {place.scale.numel()}")
+        if not lacking and all(place.scale.ndim == 0 for place in places.values()):
+            check_one_scale([*places], [stream.scales[name] for name in places])
 
 
 def _write_fused(stream: Stream, plan: Plan, places: Mapping[str, Place], shard: Shard | None) -> None:

@@ -310,6 +310,12 @@ def test_trainer_sampler_refuses_a_mixture_of_experts() -> None:
         EmbeddedEngine(model.config, replace(FP32, sampler="trainer"), eos_id=EOS, pad_id=PAD, trainer_model=model)
 
 
+def test_trainer_sampler_refuses_a_quantized_cache() -> None:
+    model, plan = decoder(), replace(FP32, sampler="trainer", rollout_kv=format_named("e4m3_kv"))
+    with pytest.raises(ValueError, match=r"^rollout_kv: the trainer's own forward \(sampler=trainer\) has no cache$"):
+        EmbeddedEngine(model.config, plan, eos_id=EOS, pad_id=PAD, trainer_model=model)
+
+
 def test_trainer_sampler_refuses_a_stream_that_is_not_the_trainers() -> None:
     model = decoder()
     plan = Plan(rollout_weights=format_named("fp32"), sampler="trainer")

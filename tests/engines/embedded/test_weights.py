@@ -197,6 +197,31 @@ def test_exceptions_and_the_head() -> None:
         )
 
 
+@pytest.mark.parametrize(("name", "base"), [("fp32", "fp32"), ("int8_channel", "bf16")])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_an_exception_reaches_the_head_tied_or_not(name: str, base: str, is_tied: bool) -> None:
+    model, fmt = model_of(replace(CONFIG, tie_embeddings=is_tied)), format_named(name)
+    engine = loaded(model, plan_of("int4_g32", exceptions=(("lm_head.*", fmt),)))
+    found = formats_of(engine.realized_plan())
+    assert (found["lm_head.weight"], found["model.embed_tokens.weight"]) == (name, "bf16")
+    source = model.lm_head.weight.detach()
+    want = dequantize(quantize(source if fmt.tile is None else source.to(torch.bfloat16), fmt))
+    assert torch.equal(engine.weights.head.weight, want) and engine.weights.head.base == format_named(base)
+
+
+def test_a_format_of_inputs_that_no_layer_would_get_is_refused() -> None:
+    """An input is quantized where its weights have a rollout format, be it BF16."""
+    none = "rollout_acts=int8_token: no linear layer has a rollout format, so no input would get this one; choose "
+    for plan in (
+        replace(plan_of("bf16", "int8_token"), rollout_weights=None),
+        plan_of("int8_channel", "int8_token", exceptions=(("*", None),)),
+    ):
+        with pytest.raises(ValueError) as error:
+            EmbeddedEngine(CONFIG, plan, eos_id=1, pad_id=0)
+        assert str(error.value) == f"{none}rollout_weights=bf16 for quantized inputs beside plain weights"
+    assert set(loaded(model_of(), plan_of("bf16", "int8_token")).realized_plan().acts.values()) == {"int8_token"}
+
+
 def test_a_streamed_scale_is_used_as_is() -> None:
     model = model_of()
     fmt = format_named("int8_channel")

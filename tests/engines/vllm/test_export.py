@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,9 +13,11 @@ import torch
 from harness.api import base_dtype, weight_format
 from harness.engines.vllm import memory, settings
 from harness.engines.vllm.export import export
+from harness.engines.vllm.push_by_kernels import Place, check_scales
 from harness.engines.weight_stream import Stream
 from harness.models.decoder import tensor_shapes
 from harness.numerics.formats import format_named
+from harness.numerics.quantize import quantize, receiver_scale
 from harness.numerics.rounding import CASTS
 from tests.engines.vllm.vllm_cases import SHAPE, model_of, plan_of, pushed_by
 
@@ -95,6 +99,23 @@ def test_a_part_of_a_fused_matrix_without_its_scale_is_refused() -> None:
     stream = Stream(tensors=tensors, scales=scales, zeros={}, adapters={}, kv={})
     with pytest.raises(ValueError, match=r"self_attn\.k_proj\.weight comes without a scale, other parts"):
         export(stream, plan, tensor_shapes(SHAPE), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("kind", "acts"), [("nvfp4", None), ("e4m3_tensor", "e4m3_token")])
+def test_parts_of_a_fused_matrix_with_one_scale_must_come_with_the_same(kind: str, acts: str | None) -> None:
+    """The engine keeps one: codes made under another would stand for other weights."""
+    plan, at = plan_of(kind, acts), "model.layers.0.self_attn."
+    names = [f"{at}{part}_proj.weight" for part in "qkv"]
+    tensors = {name: tensor.detach() for name, tensor in model_of().named_parameters()}
+    own = {name: receiver_scale(quantize(tensors[name].bfloat16(), format_named(kind))) for name in names}
+    place = Place(codes=torch.zeros(1), scale=torch.zeros(()))
+    said = f"{names[0]}_scale: {', '.join(names)} are one fused matrix and must share their scale"
+    for scales, is_right in ((own, False), (dict.fromkeys(names, own[names[0]]), True)):
+        stream = Stream(tensors=tensors, scales=scales, zeros={}, adapters={}, kv={})
+        with nullcontext() if is_right else pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            export(stream, plan, tensor_shapes(SHAPE), torch.device("cpu"))
+        with nullcontext() if is_right else pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            check_scales(stream, {"qkv": dict.fromkeys(names, place)})
 
 
 @pytest.mark.parametrize(
