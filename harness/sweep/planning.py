@@ -266,7 +266,7 @@ def _settings(arm: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _arms(sweep: Sweep, extra: Sequence[str], *, is_preview: bool) -> Iterator[_Arm]:
-    hash_of = planned_hash if is_preview else content_hash
+    hash_of, shared = planned_hash if is_preview else content_hash, split_launch(sweep.overrides)[0]
     settings = [
         ((*a, *s), {"listed": arm, "starts": arm_starts(sweep, arm), "is_included": False, "is_late": is_late})
         for is_late, listed in ((False, sweep.arms), (True, sweep.later))
@@ -279,7 +279,7 @@ def _arms(sweep: Sweep, extra: Sequence[str], *, is_preview: bool) -> Iterator[_
     for setting, kind in progress_bar(settings, "arm"):
         words = " ".join(setting)
         try:
-            config = load([*split_launch(sweep.overrides)[0], *with_default_precision(setting), *extra])
+            config = load(with_default_precision([*shared, *setting, *extra]))
             known_parts(config)
         except ValueError as error:
             raise ValueError(f"{sweep.name}: arm {words}: {error}") from None

@@ -117,6 +117,15 @@ def test_router_sweeps_have_every_rollout_with_and_without_replay(name: str, bas
     assert runs["router_replay", "bf16", False] == runs["bf16", "bf16", False] == bases
 
 
+def test_a_precision_that_all_cells_share_counts_and_a_method_alone_has_its_own() -> None:
+    sweep = sweep_of({"method": ["naive", "qerl"]})
+    assert [c.precision.name for c in plan(sweep).cells] == ["int8", "nvfp4"]
+    shared = replace(sweep, overrides=(*TINY, "precision=nvfp4"))
+    assert [c.precision.name for c in plan(shared).cells] == ["nvfp4", "nvfp4"]
+    assert [c.precision.name for c in plan(sweep, ["precision=int4"]).cells] == ["int4", "int4"]
+    assert [(c.method, c.precision.name) for c in plan(sweep, ["method=qerl"]).cells] == [("qerl", "nvfp4")]
+
+
 def test_impossible_cells_are_listed_with_the_reason() -> None:
     planned = plan(
         sweep_of({"method": "flashrl", "precision": "int4", "algo.mode": ["decoupled", "bypass_ppo"]}, seeds=(0, 1))
