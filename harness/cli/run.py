@@ -51,11 +51,11 @@ def run(a: argparse.Namespace) -> int:
     from harness.sweep import Planned, Sweep, finished, run_sweep
 
     if a.dry_run:
-        from harness.sweep.folder_time import device_name, machine_of
+        from harness.sweep.folder_time import check_named, machine_of
         from harness.sweep.preview import forecast_of
 
-        device_name(config, a.gpu)
         machine = machine_of(launch, a.gpu, a.memory)
+        check_named([config], machine)
         shown = {"run_id": run_id(config), "name": run_name(config), "config": _told(to_json(config))}
         print(json.dumps(shown | forecast_of(config, a.results, machine), indent=2))
         return 0

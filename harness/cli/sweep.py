@@ -176,7 +176,7 @@ class Way:
             options_of(self.slurm)
 
     def machine(self, launch: Launch) -> Machine:
-        """GPUs of a cell that a dry run predicts for."""
+        """GPUs of a cell that a forecast is for."""
         from harness.sweep.folder_time import machine_of
 
         is_cluster = self.launcher == "slurm" or self.ray_address is not None
@@ -234,7 +234,7 @@ def sweep_of(
         return present(found, results, way.trackers) if is_shown else 0
     _check_places([cell for cell in todo if run_id(cell) not in taken], launch, way)
     _check_folder(results)
-    limit = time_limit(todo, results, way.max_hours)
+    limit = time_limit(todo, results, way.max_hours, way.machine(launch))
     if way.is_again:
         _check_time(todo, launch, limit)
     if way.is_again and (aside := put_aside(planned.cells, launch)) is not None:
@@ -316,7 +316,8 @@ def sweep_until_decided(found: Sweep, overrides: Sequence[str], *, results: Path
         for line in base_lines(todo, planned.cells, known, launch, taken):
             print(line, flush=True)
         hours = None if way.max_hours is None else way.max_hours - (time.monotonic() - started) / 3600
-        return _run_cells(part, todo, len(taken), launch, way, runner, time_limit(todo, results, hours))
+        limit = time_limit(todo, results, hours, way.machine(launch))
+        return _run_cells(part, todo, len(taken), launch, way, runner, limit)
 
     ending = until_decided(planned, launch, run_next)
     if ending.reason is None:
