@@ -126,6 +126,16 @@ def test_a_precision_that_all_cells_share_counts_and_a_method_alone_has_its_own(
     assert [(c.method, c.precision.name) for c in plan(sweep, ["method=qerl"]).cells] == [("qerl", "nvfp4")]
 
 
+def test_an_arm_takes_lists_and_mappings_as_yaml_has_them() -> None:
+    asked = [{"task": "sort", "num": 4, "options": {"n": 4}, "greedy": True}]
+    (cell,) = plan(sweep_of({"method": "bf16", "evaluations": [asked], "base.curriculum": [[2, 4]]})).cells
+    (entry,) = cell.evaluations
+    assert (entry.task, entry.num, entry.options, entry.greedy) == ("sort", 4, {"n": 4}, True)
+    assert cell.base.curriculum == (2, 4)
+    text = "[{task:sort,num:4,options:{n:4},greedy:true}]"
+    assert plan(sweep_of({"method": "bf16", "evaluations": text, "base.curriculum": "[2,4]"})).cells == (cell,)
+
+
 def test_impossible_cells_are_listed_with_the_reason() -> None:
     planned = plan(
         sweep_of({"method": "flashrl", "precision": "int4", "algo.mode": ["decoupled", "bypass_ppo"]}, seeds=(0, 1))
