@@ -51,11 +51,11 @@ def run(a: argparse.Namespace) -> int:
     from harness.sweep import Planned, Sweep, finished, run_sweep
 
     if a.dry_run:
-        from harness.sweep.folder_time import device_name, machine_of
+        from harness.sweep.folder_time import check_named, machine_of
         from harness.sweep.preview import forecast_of
 
-        device_name(config, a.gpu)
         machine = machine_of(launch, a.gpu, a.memory)
+        check_named([config], machine)
         shown = {"run_id": run_id(config), "name": run_name(config), "config": _told(to_json(config))}
         print(json.dumps(shown | forecast_of(config, a.results, machine), indent=2))
         return 0
@@ -82,7 +82,8 @@ def run(a: argparse.Namespace) -> int:
     if is_interrupted:
         print(f"\ninterrupted; the same command {'without --again ' if a.is_again else ''}goes on from here")
         return 130
-    print(f"result: {record_path(a.results, RUNS, run_id(config))}")
+    if (path := record_path(a.results, RUNS, run_id(config))).exists():  # it was not stopped from outside
+        print(f"result: {path}")
     if records[0].status == "ok":
         k3, place = records[0].summary.get("k3_median"), "" if a.results == RESULTS else f" --results {a.results}"
         print(f"mismatch: k3 {number_cell(k3, '.1e')} nats a token, median of the steps")

@@ -176,7 +176,7 @@ class Way:
             options_of(self.slurm)
 
     def machine(self, launch: Launch) -> Machine:
-        """GPUs of a cell that a dry run predicts for."""
+        """GPUs of a cell that a forecast is for."""
         from harness.sweep.folder_time import machine_of
 
         is_cluster = self.launcher == "slurm" or self.ray_address is not None
@@ -204,7 +204,7 @@ def sweep_of(
     found: Sweep, overrides: Sequence[str], *, results: Path, way: Way, is_dry: bool, is_shown: bool = True
 ) -> int:
     """Run what a sweep lacks, then write tables and figures where `is_shown`. Exit code 0 too where the time limit left
-    cells; 1 if a cell failed, 130 if interrupted."""
+    cells; 1 if a cell failed or was stopped from outside, 130 if interrupted."""
     from harness.cli.report import present
     from harness.config.load import run_id
     from harness.records.packed import make_available
@@ -234,7 +234,7 @@ def sweep_of(
         return present(found, results, way.trackers) if is_shown else 0
     _check_places([cell for cell in todo if run_id(cell) not in taken], launch, way)
     _check_folder(results)
-    limit = time_limit(todo, results, way.max_hours)
+    limit = time_limit(todo, results, way.max_hours, way.machine(launch))
     if way.is_again:
         _check_time(todo, launch, limit)
     if way.is_again and (aside := put_aside(planned.cells, launch)) is not None:
@@ -246,7 +246,8 @@ def sweep_of(
     if is_interrupted:
         return _interrupted(way)
     left = {run_id(cell) for cell in planned.cells} - {record.run_id for record in records}
-    code = present(found, results, way.trackers) if is_shown and any(r.status != "skipped" for r in records) else 0
+    has_run = any(r.status not in ("skipped", "cancelled") for r in records)
+    code = present(found, results, way.trackers) if is_shown and has_run else 0
     code = _tell_failed(records) or code
     if left:
         print(f"time limit: {len(left)} of {len(planned.cells)} cells are left; {_goes_on(way)}")
@@ -316,7 +317,8 @@ def sweep_until_decided(found: Sweep, overrides: Sequence[str], *, results: Path
         for line in base_lines(todo, planned.cells, known, launch, taken):
             print(line, flush=True)
         hours = None if way.max_hours is None else way.max_hours - (time.monotonic() - started) / 3600
-        return _run_cells(part, todo, len(taken), launch, way, runner, time_limit(todo, results, hours))
+        limit = time_limit(todo, results, hours, way.machine(launch))
+        return _run_cells(part, todo, len(taken), launch, way, runner, limit)
 
     ending = until_decided(planned, launch, run_next)
     if ending.reason is None:
@@ -410,10 +412,10 @@ def _goes_on(way: Way) -> str:
 
 
 def _tell_failed(records: Iterable[RunResult]) -> int:
-    """Name the failed runs. Exit code 1 where there is one."""
-    failed = [r for r in records if r.status == "failed"]
+    """Name the failed runs, and those that somebody else than this command stopped. Exit code 1 where there is one."""
+    failed = [r for r in records if r.status in ("failed", "cancelled")]
     for r in failed:
-        print(f"failed  {r.name} ({r.run_id}): {r.reason}", file=sys.stderr)
+        print(f"{r.status}  {r.name} ({r.run_id}): {r.reason}", file=sys.stderr)
     return 1 if failed else 0
 
 

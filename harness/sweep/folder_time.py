@@ -12,7 +12,7 @@ Left out: what lies between GPUs (`harness.studies.capacity` has it), and rates 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,6 +111,19 @@ def device_name(config: RunConfig, gpu: str | None = None) -> str:
         return gpu.upper()
     here = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
     return next((name for name in RATES if name in here), UNSEEN)
+
+
+def check_named(cells: Sequence[RunConfig], machine: Machine) -> None:
+    """Raises ValueError for a GPU that is unknown or that a cell does not use, and for a GPU or its memory where no
+    forecast rests on it."""
+    given = {name: value for name, value in (("gpu", machine.gpu), ("memory", machine.memory_gib)) if value is not None}
+    for cell in cells if machine.gpu is not None else ():
+        device_name(cell, machine.gpu)
+    if given and all(cell.model.path is None for cell in cells):
+        name, value = next(iter(given.items()))
+        raise ValueError(
+            f"{name}={value}: models made here are predicted from finished runs, whatever the GPU; leave it out"
+        )
 
 
 def memory_gib(config: RunConfig, machine: Machine) -> float | None:

@@ -237,13 +237,13 @@ def _records(results: Path) -> Iterator[Any]:
 
 
 def _sample(record: Any) -> Sample | None:
-    with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
+    with suppress(AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
         times, hardware, steps = record["time_s"], record["hardware"], record["num_steps"]
         step_s = sum(times.get(stage, 0.0) for stage in STAGES if stage != "eval") / steps
         place = f"{hardware['device']} {hardware.get('gpu') or hardware['cpu']}"
         rest_s = max(0.5, times["total"] - steps * step_s)
         if record["status"] == "ok" and step_s > 0:
-            features(record["config"], place)
+            _ = features(record["config"], place), guess(record["config"])  # what `fit` asks of it
             return Sample(config=record["config"], place=place, num_steps=steps, step_s=step_s, rest_s=rest_s)
     return None
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from harness.config.compose import advice
-from harness.config.load import check_overrides, load, parse, read_yaml, run_id, run_name, split_launch, to_json
+from harness.config.load import check_overrides, load, parse, quoted, read_yaml, run_id, run_name, split_launch, to_json
 from harness.config.resolve import known_parts, resolve
 from harness.config.schema import Name, RunConfig, Whole
 from harness.foundation.did_you_mean import nearest
@@ -257,16 +257,17 @@ def _values(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings(arm: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Every combination of {key: value or list} as overrides; seeds are none."""
+    """Every combination of {key: value or list} as overrides; seeds are none. Text stays as it is: it may be a list or
+    a mapping in Hydra's words."""
     values = {key: value for key, value in arm.items() if key not in SEEDS}
     lists = [v if isinstance(v, list) else [v] for v in values.values()]
     for combination in itertools.product(*lists):
         pairs = zip(values, combination, strict=True)
-        yield tuple(f"{key}={'null' if value is None else value}" for key, value in pairs)
+        yield tuple(f"{key}={value if isinstance(value, str) else quoted(value)}" for key, value in pairs)
 
 
 def _arms(sweep: Sweep, extra: Sequence[str], *, is_preview: bool) -> Iterator[_Arm]:
-    hash_of = planned_hash if is_preview else content_hash
+    hash_of, shared = planned_hash if is_preview else content_hash, split_launch(sweep.overrides)[0]
     settings = [
         ((*a, *s), {"listed": arm, "starts": arm_starts(sweep, arm), "is_included": False, "is_late": is_late})
         for is_late, listed in ((False, sweep.arms), (True, sweep.later))
@@ -279,7 +280,7 @@ def _arms(sweep: Sweep, extra: Sequence[str], *, is_preview: bool) -> Iterator[_
     for setting, kind in progress_bar(settings, "arm"):
         words = " ".join(setting)
         try:
-            config = load([*split_launch(sweep.overrides)[0], *with_default_precision(setting), *extra])
+            config = load(with_default_precision([*shared, *setting, *extra]))
             known_parts(config)
         except ValueError as error:
             raise ValueError(f"{sweep.name}: arm {words}: {error}") from None

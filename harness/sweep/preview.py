@@ -21,7 +21,17 @@ from harness.records.run_result import RunResult
 from harness.records.statuses import FINISHED
 from harness.start.base_model import read_record
 from harness.start.prepare import base_folder, missing_bases
-from harness.sweep.folder_time import HERE, PRODUCTS, PROMPT, STREAMS, Machine, device_name, memory_gib, response_tokens
+from harness.sweep.folder_time import (
+    HERE,
+    PRODUCTS,
+    PROMPT,
+    STREAMS,
+    Machine,
+    check_named,
+    device_name,
+    memory_gib,
+    response_tokens,
+)
 from harness.sweep.forecast import LEVELS, CostModel, Level, TimeForecast, fit, read_samples
 from harness.sweep.launchers.local import vllm_share
 from harness.sweep.planning import Planned, names_of
@@ -48,11 +58,9 @@ def dry_run(
 
     `taken`: ids of cells that another sweep has finished, whose records will be copied. `machine`: the GPUs of each
     cell. `bases`: the `base_lines`.
-    Raises ValueError where it names a GPU that is unknown, or that a cell does not use.
+    Raises ValueError as `check_named`.
     """
-    if machine.gpu is not None:
-        for cell in planned.cells:
-            device_name(cell, machine.gpu)
+    check_named(planned.cells, machine)
     todo = [cell for cell in todo if run_id(cell) not in taken]
     model = fit(read_samples(results))
     waiting = {run_id(cell): model.estimate(cell, machine=machine) for cell in todo}
@@ -234,12 +242,14 @@ def _error_line(count: int, level: Level, model: CostModel) -> str:
     )
 
 
-def time_limit(todo: Sequence[RunConfig], results: Path, max_hours: float | None) -> Limit | None:
-    """The end of a sweep that may run for so many hours from now."""
+def time_limit(
+    todo: Sequence[RunConfig], results: Path, max_hours: float | None, machine: Machine = HERE
+) -> Limit | None:
+    """The end of a sweep that may run for so many hours from now. `machine`: the GPUs of each cell."""
     if max_hours is None:
         return None
     model = fit(read_samples(results))
-    seconds = {run_id(cell): model.estimate(cell).seconds for cell in todo}
+    seconds = {run_id(cell): model.estimate(cell, machine=machine).seconds for cell in todo}
     by_object = {id(cell): seconds[run_id(cell)] for cell in todo}
     return Limit(
         end=time.monotonic() + 3600 * max_hours,

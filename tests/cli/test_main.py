@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,9 @@ from harness.published.recipes.twin import write_model, write_questions
 from harness.records.packed import pack
 from harness.records.run_result import read_results, write_result
 from harness.run.cell import run_cell
-from tests.sweep.stand_in import Seen, launcher
+from harness.sweep.launchers.deaths import REQUESTED
+from harness.sweep.launchers.job import Admit, Event, Job
+from tests.sweep.stand_in import Seen, launcher, result_of
 from tests.toy import small_config, small_launch
 
 
@@ -149,6 +151,24 @@ def test_a_time_limit_is_given_once_and_above_zero(tiny: list[str], capsys: pyte
         assert capsys.readouterr().err == f"lowbit: error: sweep: {said}; see lowbit sweep --help\n"
     assert cli.main([*tiny, "--minutes", "1e-5"]) == 0
     assert "time limit: 8 of 8 cells are left" in capsys.readouterr().out
+
+
+def test_cells_that_somebody_else_stops_are_named_and_the_sweep_has_not_ended_well(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(jobs: Sequence[Job], *, admit: Admit) -> Generator[Event, None, None]:
+        for job in jobs:
+            yield Event(kind="finished", config=job.config, result=result_of(job, ("cancelled", REQUESTED)))
+
+    for module in ("harness.sweep.launchers.local", "harness.sweep.queue"):
+        monkeypatch.setattr(f"{module}.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
+    assert cli.main([*tiny, "--where", "task.n=10"]) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("cancelled  ")]
+    assert [line.partition(" (")[0] for line in said] == [f"cancelled  naive-int8-xs-chain10-b{i}-s{i}" for i in (0, 1)]
+    assert all(line.endswith("): stopped on request; run the sweep again to go on") for line in said)
+    assert not (tmp_path / "results" / "tables").exists()
+    assert cli.main(["run", "model=xs", "trainer.steps=1", *tiny[3:]]) == 1
+    assert "\nresult: " not in capsys.readouterr().out
 
 
 def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -171,7 +172,13 @@ def test_records_are_read_packed_or_not_and_other_files_are_passed_by(tmp_path: 
     (tmp_path / "packed" / "bad.zip").write_bytes(b"PK")
     for name, text in (("torn.json", '{"run_id": '), ("list.json", "[1]"), ("else.json", '{"time_s": {"total": 1}}')):
         (tmp_path / "runs" / "one" / name).write_text(text)
+    whole = (tmp_path / "runs" / "one" / f"{result('bf16', 'bf16', sweep='one')[0].run_id}.json").read_text()
+    lacking = json.loads(whole)
+    del lacking["config"]["trainer"]["eval_every"]  # which the guess rests on
+    (tmp_path / "runs" / "one" / "lacking.json").write_text(json.dumps(lacking))
+    (tmp_path / "runs" / "one" / "listed.json").write_text(json.dumps(json.loads(whole) | {"time_s": [1.0]}))
     found = read_samples(tmp_path)
+    assert len(fit(found).arms) == 1
     assert len(found) == 4
     assert {(s.place, s.num_steps, s.step_s, s.rest_s) for s in found} == {("cpu a CPU", 80, 16 / 80, 5.0)}
     assert read_samples(tmp_path / "nowhere") == []

@@ -117,6 +117,25 @@ def test_router_sweeps_have_every_rollout_with_and_without_replay(name: str, bas
     assert runs["router_replay", "bf16", False] == runs["bf16", "bf16", False] == bases
 
 
+def test_a_precision_that_all_cells_share_counts_and_a_method_alone_has_its_own() -> None:
+    sweep = sweep_of({"method": ["naive", "qerl"]})
+    assert [c.precision.name for c in plan(sweep).cells] == ["int8", "nvfp4"]
+    shared = replace(sweep, overrides=(*TINY, "precision=nvfp4"))
+    assert [c.precision.name for c in plan(shared).cells] == ["nvfp4", "nvfp4"]
+    assert [c.precision.name for c in plan(sweep, ["precision=int4"]).cells] == ["int4", "int4"]
+    assert [(c.method, c.precision.name) for c in plan(sweep, ["method=qerl"]).cells] == [("qerl", "nvfp4")]
+
+
+def test_an_arm_takes_lists_and_mappings_as_yaml_has_them() -> None:
+    asked = [{"task": "sort", "num": 4, "options": {"n": 4}, "greedy": True}]
+    (cell,) = plan(sweep_of({"method": "bf16", "evaluations": [asked], "base.curriculum": [[2, 4]]})).cells
+    (entry,) = cell.evaluations
+    assert (entry.task, entry.num, entry.options, entry.greedy) == ("sort", 4, {"n": 4}, True)
+    assert cell.base.curriculum == (2, 4)
+    text = "[{task:sort,num:4,options:{n:4},greedy:true}]"
+    assert plan(sweep_of({"method": "bf16", "evaluations": text, "base.curriculum": "[2,4]"})).cells == (cell,)
+
+
 def test_impossible_cells_are_listed_with_the_reason() -> None:
     planned = plan(
         sweep_of({"method": "flashrl", "precision": "int4", "algo.mode": ["decoupled", "bypass_ppo"]}, seeds=(0, 1))

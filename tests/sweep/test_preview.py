@@ -24,7 +24,15 @@ from harness.start.prepare import base_folder
 from harness.sweep import plan, preview
 from harness.sweep.folder_time import HERE, Machine, folder_time
 from harness.sweep.forecast import UNKNOWN, Level, PastError, TimeForecast, fit
-from harness.sweep.preview import base_lines, dry_run, folder_lines, forecast_lines, forecast_of, memory_line
+from harness.sweep.preview import (
+    base_lines,
+    dry_run,
+    folder_lines,
+    forecast_lines,
+    forecast_of,
+    memory_line,
+    time_limit,
+)
 from tests.source_tree import ROOT
 from tests.sweep.test_folder_time import PARAMETERS, config_folder, config_of
 from tests.sweep.tiny import sweep_of
@@ -95,6 +103,14 @@ def test_a_forecast_is_of_folders_alone_and_has_its_range(folder: Path, tmp_path
     assert faster < found["seconds"] / 8 < found["seconds"] < slower
 
 
+def test_a_time_limit_predicts_for_all_gpus_of_a_cell(folder: Path, tmp_path: Path) -> None:
+    cell, machine = config_of(folder), Machine(gpus=8, gpu="h100")
+    limit = time_limit([cell], tmp_path, 1.0, machine)
+    assert limit is not None
+    assert round(limit.predict(cell)) == forecast_of(cell, tmp_path, machine)["forecast"]["seconds"]
+    assert limit.predict(cell) < fit([]).estimate(cell, machine=H100).seconds / 6
+
+
 def test_a_line_for_every_size_and_format_of_a_sweep(folder: Path) -> None:
     cells = [config_of(folder, f"seed={seed}", *words) for seed in (0, 1)
              for words in ((), ("method=naive", "precision=int4"), ("method=flashrl", "precision=int4"))]  # fmt: skip
@@ -130,6 +146,9 @@ def test_a_dry_run_of_one_cell_is_json_with_its_forecast(
     assert "assumed: 1 x cpu" in shown["forecast"]["notes"][-1]
     assert main(["run", "method=bf16", "--dry-run", "--results", str(results)]) == 0
     assert "forecast" not in json.loads(capsys.readouterr().out)  # a model made here
+    for option in (["--gpu", "h100"], ["--memory", "80"]):  # which no forecast would rest on
+        assert main(["run", "trainer.device=cuda", "--dry-run", *option, "--results", str(results)]) == 2
+        assert "models made here are predicted from finished runs, whatever the GPU" in capsys.readouterr().err
     assert not results.exists()
 
 

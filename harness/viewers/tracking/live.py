@@ -29,7 +29,8 @@ PERIOD_S = 2.0
 MAX_SAMPLES = 100
 """Samples kept of a cell; when they are full every second one goes and the period doubles."""
 PATIENCE_S = 30.0
-"""Seconds that the end of a sweep waits for what is still to be logged; the rest is made up for afterwards."""
+"""Seconds that the end of a sweep waits for what is still to be logged, and then for the cell at hand; the rest is made
+up for afterwards."""
 
 
 class Sampler:
@@ -105,6 +106,7 @@ class Live:
         self.sampler = Sampler()
         self.num_logged = 0
         """Cells, counted once for every tracker."""
+        self.is_late = False
         self.thread = threading.Thread(target=self._work, name="tracking", daemon=True)
 
     def __call__(self, event: Event) -> None:
@@ -120,6 +122,8 @@ class Live:
     ) -> None:
         self.queue.put(None)
         self.thread.join(PATIENCE_S)
+        self.is_late = True
+        self.thread.join()  # whoever makes up for the rest would log the cell at hand a second time
 
     def _work(self) -> None:
         trackers = [open_one() for open_one in self.openers]
@@ -130,7 +134,7 @@ class Live:
             except Empty:
                 self.sampler.sample()
                 continue
-            if event is None:
+            if event is None or self.is_late:
                 break
             cell = run_id(event.config)
             if event.kind == "started":

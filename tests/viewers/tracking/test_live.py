@@ -15,6 +15,7 @@ from harness.records.run_result import RunResult, read_results
 from harness.viewers import trackers
 from harness.viewers.tracking import facts, live
 from harness.viewers.tracking.live import Live, Sampler
+from tests import result_factory as factory
 from tests.viewers.cases import new_results, runs
 
 
@@ -115,3 +116,26 @@ def test_without_a_tracker_that_works_the_thread_ends(tmp_path: Path, capfd: pyt
     lines = capfd.readouterr().err.splitlines()
     assert follow.num_logged == 0 and [line.split(" is off")[0] for line in lines] == [
         "warning: W&B", "warning: MLflow"]  # fmt: skip
+
+
+def test_a_slow_store_gets_the_cell_at_hand_and_no_other_once_the_patience_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is logged afterwards by another tracker, which must not meet this one at work."""
+    monkeypatch.setattr(live, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(live, "run_id", lambda config: "a")
+    (tmp_path / "runs" / "quick").mkdir(parents=True)
+    (tmp_path / "runs" / "quick" / "a.json").touch()
+    closed = list[str]()
+
+    def log_slowly(*_: object, **__: object) -> int:
+        time.sleep(0.5)
+        return 1
+
+    monkeypatch.setattr(live, "log_cell", log_slowly)
+    slow: Any = SimpleNamespace(is_on=True, close=lambda: closed.append("slow"))
+    with Live(tmp_path, "quick", [lambda: slow]) as follow:
+        for _ in range(3):
+            follow(event("finished", result=factory.result()[0]))
+        time.sleep(0.1)
+    assert not follow.thread.is_alive() and follow.num_logged == 1 and closed == ["slow"]
