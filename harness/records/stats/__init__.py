@@ -35,6 +35,7 @@ from harness.records.stats.improvement import Improvement, Strata, improvement, 
 from harness.records.stats.intervals import (
     LEVEL,
     MIN_CLUSTERS,
+    MIN_RESAMPLED,
     Draws,
     Floats,
     bootstrap,
@@ -81,8 +82,8 @@ from harness.records.stats.verdicts import (
 )
 
 __all__ = [
-    "ALPHA", "COLLAPSES", "DELTA", "LEVEL", "MAX_EXACT", "MIN_CLUSTERS", "MIN_SEEDS", "MOST", "NO_SIGNAL", "ON_BASE",
-    "Answers", "BaseDifference", "Components", "Contrast", "Crossed", "Decision", "Difference", "Draws",
+    "ALPHA", "COLLAPSES", "DELTA", "LEVEL", "MAX_EXACT", "MIN_CLUSTERS", "MIN_RESAMPLED", "MIN_SEEDS", "MOST",
+    "NO_SIGNAL", "ON_BASE", "Answers", "BaseDifference", "Components", "Contrast", "Crossed", "Decision", "Difference", "Draws",
     "Fall", "Floats", "Improvement", "Judged", "Key", "LogRank", "Noise", "OnBase", "Outcome", "Outcomes", "Prior",
     "Rate", "Step", "Strata", "Verdict", "bootstrap", "chance_to_decide", "collapse_rate", "components", "contrast",
     "crossed", "crossing_chance", "decide", "difference", "fall", "fit_prior", "further_seeds", "has_signal", "holm",
