@@ -104,11 +104,11 @@ def over_questions(scores: Floats) -> Interval:
 
 
 def over_seeds(scores: Floats) -> Interval:
-    """Interval of the mean of scores in [0, 1], [S seeds, Q questions], both drawn from many; with one seed
-    `over_questions`."""
+    """Interval of the mean of scores in [0, 1], [S seeds, Q questions], both drawn from many; with one seed or one
+    question `over_questions`."""
     values = np.asarray(scores, float)
-    if len(values) == 1:
-        return over_questions(values[0])
+    if 1 in values.shape:
+        return over_questions(values.mean(0))
     found = crossed(values, np.zeros_like(values))
     t = float(stdtrit(values.shape[1] - 1, 0.5 + LEVEL / 2))
     return _score_interval(found.mean, ((found.high - found.low) / 2) ** 2, t * t / values.shape[1])

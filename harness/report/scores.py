@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.records import stats
 from harness.records.arms import Arm, group_arms, scored
-from harness.records.run_result import Base, EvalRecord, RunResult
+from harness.records.run_result import Base, EvalRecord, RunResult, accuracies
 from harness.records.sweep_file import ENDPOINTS
 
 SCORES = ("accuracy", "rollout_accuracy", "reward", "auc", "deployed_auc")
@@ -37,6 +37,7 @@ class Scores:
     outcomes: Mapping[str, stats.Outcomes]
     """Endpoint -> key of `by_pair` -> what became of the run there."""
     base_accuracy: float
+    """At the start: the mean over bases, as the means of the matrices are; NaN where no run was evaluated there."""
 
     def mean(self, endpoint: str) -> float:
         """Mean of an endpoint over all runs, collapsed ones too; 0 where there is none."""
@@ -80,15 +81,21 @@ def score_arm(arm: Arm) -> Scores:
                 rows[name].append(curve.mean(axis=0))
                 bases[name].append(run.base)
     is_crossed = len({_hash(run) for run in runs}) == 1
-    base = [r.accuracy for run in runs for r in _of(run, "reference") if r.step == 0 and r.accuracy is not None]
+    starts: dict[Base, list[float]] = {}
+    for run in runs:
+        starts.setdefault(run.base, []).extend(value for step, value in accuracies(run.evals, "reference") if not step)
     return Scores(
         matrices={name: _matrix(values, is_crossed) for name, values in rows.items()},
         bases=bases,
         auc=auc,
         answers=answered,
         outcomes=outcomes,
-        base_accuracy=float(np.mean(base)) if base else math.nan,
+        base_accuracy=_mean([_mean(values) for values in starts.values() if values]),
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan
 
 
 def _outcome(run: RunResult, site: str, curve: stats.Floats) -> stats.Outcome:

@@ -123,3 +123,5 @@ def test_the_interval_over_seeds_covers_as_often_as_it_says() -> None:
     assert 0.92 <= hits / 400 <= 0.99
     one = rng.random((1, 20))
     assert over_seeds(one) == over_questions(one[0])
+    alone = over_seeds(np.array([[1.0], [0.0]]))
+    assert alone.mean == 0.5 and np.isnan([alone.low, alone.high]).all()

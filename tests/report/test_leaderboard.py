@@ -16,6 +16,7 @@ from harness.records.run_result import Base, EvalRecord, RunResult
 from harness.report import collapse_times
 from harness.report.leaderboard import board_of, contrasts, contrasts_of, judge_arms, leaderboard
 from harness.report.scores import by_base, components, score_arms
+from harness.report.sentences import findings
 from tests import result_factory as factory
 
 
@@ -296,6 +297,19 @@ def test_a_base_with_several_runs_is_one_unit_and_a_replicated_control_enters_by
     bases = np.array([[1, 1, 0, 0], [1, 0.5, 0, 0], [1, 1, 0.5, 0]])  # resampled are bases, not runs
     drawn = stats.bootstrap(bases, stats.resample(3, 4, np.random.default_rng(0)), stats.mean)
     assert (row["auc_low"], row["auc_high"]) == drawn
+
+
+def test_a_base_with_several_runs_counts_once_at_the_start_too() -> None:
+    """Four runs of a good base, which stays at 0.75, and one of a bad one, which rises from 0.25 to 0.5: nothing falls
+    below its start, though four of five starts lie above the mean at the end."""
+    curves = [(0, seed, [[1, 1, 1, 0], *[[0, 1, 1, 1]] * 2]) for seed in range(4)]
+    curves.append((1, 0, [[1, 0, 0, 0], *[[1, 1, 0, 0]] * 2]))
+    board = leaderboard(
+        [run("bf16", "bf16", seed, curve, base_seed=base, run_id=f"{base}{seed}") for base, seed, curve in curves]
+    )
+    row = rows(board)["bf16 bf16"]
+    assert (row["accuracy"], row["base_accuracy"]) == (0.625, 0.5)
+    assert findings(board) == []
 
 
 def test_a_base_that_was_trained_again_is_another_one_and_no_pair_mixes_the_two() -> None:

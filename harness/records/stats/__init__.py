@@ -35,6 +35,7 @@ from harness.records.stats.improvement import Improvement, Strata, improvement, 
 from harness.records.stats.intervals import (
     LEVEL,
     MIN_CLUSTERS,
+    MIN_RESAMPLED,
     Draws,
     Floats,
     bootstrap,
@@ -81,12 +82,13 @@ from harness.records.stats.verdicts import (
 )
 
 __all__ = [
-    "ALPHA", "COLLAPSES", "DELTA", "LEVEL", "MAX_EXACT", "MIN_CLUSTERS", "MIN_SEEDS", "MOST", "NO_SIGNAL", "ON_BASE",
-    "Answers", "BaseDifference", "Components", "Contrast", "Crossed", "Decision", "Difference", "Draws",
-    "Fall", "Floats", "Improvement", "Judged", "Key", "LogRank", "Noise", "OnBase", "Outcome", "Outcomes", "Prior",
-    "Rate", "Step", "Strata", "Verdict", "bootstrap", "chance_to_decide", "collapse_rate", "components", "contrast",
-    "crossed", "crossing_chance", "decide", "difference", "fall", "fit_prior", "further", "has_signal", "holm",
-    "improvement", "iqm", "is_collapsed", "is_decided", "judge", "kind", "level_per_look", "log_rank", "mcnemar",
-    "mean", "mean_interval", "moderated", "next_step", "on_bases", "outcome", "paired", "percentiles", "rate",
-    "resample", "run_noise", "sign_flip_p", "sign_test_p", "step_up", "units_to_decide", "verdict", "won",
+    "ALPHA", "COLLAPSES", "DELTA", "LEVEL", "MAX_EXACT", "MIN_CLUSTERS", "MIN_RESAMPLED", "MIN_SEEDS", "MOST",
+    "NO_SIGNAL", "ON_BASE", "Answers", "BaseDifference", "Components", "Contrast", "Crossed", "Decision",
+    "Difference", "Draws", "Fall", "Floats", "Improvement", "Judged", "Key", "LogRank", "Noise", "OnBase",
+    "Outcome", "Outcomes", "Prior", "Rate", "Step", "Strata", "Verdict", "bootstrap", "chance_to_decide",
+    "collapse_rate", "components", "contrast", "crossed", "crossing_chance", "decide", "difference", "fall",
+    "fit_prior", "further", "has_signal", "holm", "improvement", "iqm", "is_collapsed", "is_decided", "judge",
+    "kind", "level_per_look", "log_rank", "mcnemar", "mean", "mean_interval", "moderated", "next_step", "on_bases",
+    "outcome", "paired", "percentiles", "rate", "resample", "run_noise", "sign_flip_p", "sign_test_p", "step_up",
+    "units_to_decide", "verdict", "won",
 ]  # fmt: skip

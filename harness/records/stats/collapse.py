@@ -73,14 +73,15 @@ class Fall:
 def fall(steps: Sequence[int], curve: Sequence[float], start: float, has_diverged: bool = False) -> Fall:
     """The first evaluation from which on a run stayed below `SHARE` of its start, where it collapsed.
 
-    `curve`: accuracies at `steps`, those after the start. Raises ValueError for none, or for other numbers of both.
+    `curve`: accuracies at `steps`, those after the start; one that diverged is down where it has 0, whatever it started
+    from. Raises ValueError for none, or for other numbers of both.
     """
     if not steps or len(steps) != len(curve):
         raise ValueError(f"steps={list(steps)}: an evaluation after the start for each of {len(curve)} accuracies")
     if not is_collapsed(start, curve[-1], has_diverged):
         return Fall(step=steps[-1], has_fallen=False)
     first = len(steps) - 1
-    while first and curve[first - 1] < SHARE * start:
+    while first and (curve[first - 1] < SHARE * start or (has_diverged and curve[first - 1] == 0)):
         first -= 1
     return Fall(step=steps[first], has_fallen=True)
 

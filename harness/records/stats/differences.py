@@ -114,13 +114,16 @@ def crossed(arm: Floats, control: Floats) -> Crossed:
     if size < 2 or num_questions < 2:
         return Crossed(mean=center, low=nan, high=nan, p=nan, df=0)
     variance, freedom = crossed_variance(d)
-    df = min(MAX_DF, max(1, math.floor(freedom + 1e-9)))
+    df = min(MAX_DF, math.floor(freedom + 1e-9))
     low, high, p = _student(center, math.sqrt(variance), df)
     return Crossed(mean=center, low=low, high=high, p=p, df=df)
 
 
 def crossed_variance(values: Floats) -> tuple[float, float]:
-    """(variance of the mean of [S, Q] under crossed random effects, its degrees of freedom by Satterthwaite)."""
+    """(variance of the mean of [S, Q] under crossed random effects, its degrees of freedom by Satterthwaite).
+
+    At least 1: where two mean squares are subtracted that hardly differ, Satterthwaite's come near 0.
+    """
     size, width = values.shape
     ms_rows, ms_columns, ms_rest = mean_squares(values)
     terms = [(ms_rows, size - 1)]
@@ -128,7 +131,7 @@ def crossed_variance(values: Floats) -> tuple[float, float]:
         terms += [(ms_columns, width - 1), (-ms_rest, (size - 1) * (width - 1))]
     total = sum(value for value, _ in terms)
     spread = sum(value**2 / freedom for value, freedom in terms)
-    return total / values.size, total**2 / spread if spread > 0 else size - 1
+    return total / values.size, max(1.0, total**2 / spread) if spread > 0 else size - 1
 
 
 @dataclass(frozen=True, kw_only=True)

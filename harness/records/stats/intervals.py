@@ -17,6 +17,8 @@ LEVEL = 0.95
 """Level of every interval that a table or figure shows; those that decide have one of their own (`decisions`)."""
 MIN_CLUSTERS = 3
 """Fewer clusters give a mean no interval."""
+MIN_RESAMPLED = 6
+"""Fewer units give the percentiles of a bootstrap no interval: the whole range of five holds their median in 94 %."""
 
 
 def iqm(values: Floats, axis: int = -1) -> Floats:

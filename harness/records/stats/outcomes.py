@@ -72,7 +72,7 @@ def collapse_rate(runs: Outcomes) -> Rate:
 
 
 def has_signal(arm: Outcomes, control: Outcomes) -> bool:
-    """Is there anything to compare: did some run of either leave its start, and is not every run of both at 0?"""
+    """Is there anything to compare: did some run of each leave its start, and is not every run of both at 0?"""
     moved = all(any(run.has_moved for run in runs.values()) for runs in (arm, control))
     return moved and any(run.value > 0 for runs in (arm, control) for run in runs.values())
 

@@ -51,7 +51,7 @@ class Answer:
 
 
 def crossings_of(speedup: Speedup, boots: Sequence[Speedup], costs: Sequence[StepCost]) -> list[Crossing]:
-    """Points where a speedup crosses 1 in size and in length, with the spread of its resamples.
+    """Points where a speedup crosses 1 in size and in length, with the spread of its resamples, NaN without any.
 
     An axis that does not vary is left out.
     """

@@ -104,7 +104,7 @@ def answers(costs: Mapping[str, Comparisons]) -> list[Answer]:
             Answer(
                 name=arm, precision=ARMS[arm][0], speedup=speedup,
                 measured=[(cell.own.size, cell.own.length, cell.ratio) for cell in cells.values()],
-                crossings=crossings_of(speedup, [speedup], own), race=None, step_ratio=cells[size, length].ratio,
+                crossings=crossings_of(speedup, [], own), race=None, step_ratio=cells[size, length].ratio,
                 setting=f"{size}, {length} tokens",
             )
         )  # fmt: skip

@@ -115,6 +115,11 @@ def resampled(costs: Sequence[StepCost], rng: np.random.Generator) -> list[StepC
     return [cell[i] for cell in _cells(costs) for i in rng.integers(len(cell), size=len(cell))]
 
 
+def fewest_alike(costs: Sequence[StepCost]) -> int:
+    """The fewest runs of any size and length: with one of them `resampled` has nothing to draw there."""
+    return min(map(len, _cells(costs)))
+
+
 def crossing(ratio: Callable[[Floats], Floats], low: float, high: float) -> float | None:
     """The smallest x in [low, high] from which on `ratio` stays above 1 up to `high`; None where it ends below 1.
 

@@ -12,11 +12,12 @@ from harness.foundation.markdown_table import markdown_table
 from harness.foundation.whole_file import write_atomic
 from harness.records.arms import Arm, group_arms, label, rank
 from harness.records.run_result import RunResult
+from harness.records.stats import MIN_RESAMPLED
 from harness.report.plots.style import style_name
 from harness.studies.break_even.answer import Answer, Crossing, crossings_of
 from harness.studies.break_even.costs import StepCost, commonest_machine, emulates, machine, num_sharing, step_cost
 from harness.studies.break_even.figure import draw
-from harness.studies.break_even.laws import LENGTH_REACH, SIZE_REACH, fit_speedup, resampled
+from harness.studies.break_even.laws import LENGTH_REACH, SIZE_REACH, fewest_alike, fit_speedup, resampled
 from harness.studies.break_even.time_to_accuracy import GAIN, race
 
 DRAWS = 200
@@ -96,8 +97,8 @@ def _answer(
     line: tuple[str, str], members: dict[str, Arm], others: dict[str, Arm], own: Costs, other: Costs, draws: int
 ) -> Answer:
     mine, theirs = ([cost for context in own for cost in group[context]] for group in (own, other))
-    rng = np.random.default_rng(0)
-    boots = [fit_speedup(resampled(mine, rng), resampled(theirs, rng)) for _ in range(draws)]
+    rng, has_replicates = np.random.default_rng(0), min(map(fewest_alike, (mine, theirs))) > 1
+    boots = [fit_speedup(resampled(mine, rng), resampled(theirs, rng)) for _ in range(draws * has_replicates)]
     speedup = fit_speedup(mine, theirs)
     cells = [(_mean(own[c], "size"), _mean(own[c], "length"), _ratio(own[c], other[c]), c) for c in own]
     largest = max(cells)[3]
@@ -135,6 +136,8 @@ def _crossing_words(c: Crossing) -> str:
         return f"{held}, cannot tell: it may pay from {show(c.value)} {unit} on{beyond}, and some resamples never do"
     if c.high <= c.measured[0]:
         start = f"{held}, pays already at the smallest measured {c.axis}, {show(c.value)} {unit}"
+    elif math.isnan(c.high):
+        start = f"{held}, pays from {show(c.value)} {unit} on (settings with a single run give no interval)"
     else:
         start = f"{held}, pays from {show(c.value)} {unit} on, 95 % {show(c.low)} to {show(c.high)}"
     return f"{start}{beyond}, up to {c.best:.2f} times as fast"
@@ -146,15 +149,17 @@ def _race_words(answer: Answer, control: str, has_speeds: bool) -> str:
         return ""
     setting = answer.setting or "the only one"
     where = f" In the largest setting measured ({setting}), the accuracy to reach, {found.target:.2f} on average,"
+    reached = f"reached by {found.reached} of {found.runs} runs"
     if math.isinf(found.ratio):
-        reached = f"{found.reached} of {found.runs} runs within their steps"
-        return f"{where} is reached by {reached}: no speed makes up for that."
+        return f"{where} is {reached} within their steps: no speed makes up for that."
     high = "no bound" if math.isinf(found.high) else f"{found.high:.2f}"
+    told = f"95 % {found.low:.2f} to {high}, {reached}"
+    if math.isnan(found.low):
+        told = f"{reached}; fewer than {MIN_RESAMPLED} bases give no interval"
     measured = f"; with the measured step it takes {found.ratio / answer.step_ratio:.2f} times as long"
     return (
-        f"{where} takes {found.ratio:.2f} times the steps of {control} (95 % {found.low:.2f} to {high}, reached by "
-        f"{found.reached} of {found.runs} runs), so a step must be at least {found.ratio:.2f} "
-        f"times as fast{measured if has_speeds else ''}."
+        f"{where} takes {found.ratio:.2f} times the steps of {control} ({told}), so a step must be at least "
+        f"{found.ratio:.2f} times as fast{measured if has_speeds else ''}."
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from harness.records.arms import Arm
 from harness.records.run_result import RunResult, accuracies
-from harness.records.stats import Floats, percentiles
+from harness.records.stats import MIN_RESAMPLED, Floats, percentiles
 from harness.records.statuses import FINISHED
 
 GAIN = 0.9
@@ -35,6 +35,7 @@ class Race:
     ratio: float
     """Steps of the arm over those of the control: how much cheaper a step must be before the arm is as fast."""
     low: float
+    """Its 95 % interval over resampled bases; NaN below MIN_RESAMPLED of them."""
     high: float
 
 
@@ -60,7 +61,7 @@ def race(arm: Arm, control: Arm, rng: np.random.Generator) -> Race | None:
     every = range(len(targets))
     steps, control_steps = medians(every)
     drawn = np.array([medians(rng.integers(len(every), size=len(every)).tolist()) for _ in range(DRAWS)])
-    low, high = percentiles(_ratio(drawn[:, 0], drawn[:, 1]))
+    low, high = percentiles(_ratio(drawn[:, 0], drawn[:, 1])) if len(every) >= MIN_RESAMPLED else (math.nan, math.nan)
     arrived = np.isfinite(np.concatenate(own))
     return Race(
         target=float(np.mean(targets)), reached=int(arrived.sum()), runs=len(arrived), steps=steps,

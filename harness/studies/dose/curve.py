@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from harness.records.stats import LEVEL, MIN_CLUSTERS, Floats, Rate, mean_interval, percentiles, rate
+from harness.records.stats import LEVEL, MIN_CLUSTERS, MIN_RESAMPLED, Floats, Rate, mean_interval, percentiles, rate
 from harness.studies.dose.points import Point
 
 EDGES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, math.inf)
@@ -97,7 +97,8 @@ def dose_of(curve: tuple[Floats, Floats], loss: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """Dose at which the mean loss of one correction reaches a value, with the 95 % interval over resampled bases."""
+    """Dose at which the mean loss of one correction reaches a value, with the 95 % interval over resampled bases; NaN
+    below MIN_RESAMPLED bases with runs that did not collapse."""
 
     correction: str
     loss: float
@@ -116,6 +117,9 @@ def reached(points: Sequence[Point], corrections: Sequence[str], reference: str)
     bases = list(dict.fromkeys(p.base for p in points))
     draws = [np.arange(len(bases)), *(rng.integers(len(bases), size=len(bases)) for _ in range(DRAWS))]
     table = {name: np.array([_doses(points, name, bases, draw) for draw in draws]) for name in corrections}
+    for name in corrections:
+        if len({p.base for p in points if p.correction == name and not p.has_collapsed}) < MIN_RESAMPLED:
+            table[name][1:] = math.nan
     found: list[Reached] = []
     for name in corrections:
         for k, loss in enumerate(LOSSES):

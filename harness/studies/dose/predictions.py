@@ -44,6 +44,13 @@ from harness.studies.dose.study import TESTED, Study, alive, prediction
 
 Dose = Callable[[RunConfig], float]
 """Dose that a run will have. Raises ValueError where nothing says it."""
+TRAITS: dict[str, Callable[[RunConfig], str]] = {
+    "spread": lambda cell: f"{cell.model.spread:g}",
+    "task": lambda cell: cell.task.name,
+    "model": lambda cell: size_of(cell.model.name),
+    "engine": lambda cell: cell.engine.name,
+}
+"""What sets doses of one format and length apart; a prediction names those that vary in its sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +90,7 @@ def predict(
     Raises ValueError for a sweep without such an arm, and where `dose` does.
     """
     rows: list[dict[str, Any]] = []
-    has_spreads = len({cell.model.spread for cell in cells}) > 1
+    varying = [trait for trait, of in TRAITS.items() if len({of(cell) for cell in cells}) > 1]
     for correction in TESTED:
         if not alive(s.points, correction):
             continue
@@ -92,7 +99,7 @@ def predict(
             if is_predictable(cell, correction) and run_id(cell) not in done:
                 dosed = kind_of(to_json(cell))
                 assert dosed is not None
-                name = dosed[1] + (f", spread {cell.model.spread:g}" if has_spreads else "")
+                name = ", ".join([dosed[1], *(f"{trait} {TRAITS[trait](cell)}" for trait in varying)])
                 arms.setdefault((cell.task.n or 0, name), []).append(cell)
         for (length, name), alike in arms.items():
             found = dose(alike[0])

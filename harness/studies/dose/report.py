@@ -31,8 +31,9 @@ def sentences(s: Study) -> list[str]:
     for row in s.reached:
         if row.correction != NONE and row.loss == NAMED and math.isfinite(row.ratio):
             said.append(
-                f"{row.correction} bears {row.ratio:.1f} times the dose [{row.ratio_low:.1f}, {row.ratio_high:.1f}] "
-                f"before it loses {row.loss:g}."
+                f"{row.correction} bears {row.ratio:.1f} times the dose"
+                + ("" if math.isnan(row.ratio_low) else f" [{row.ratio_low:.1f}, {row.ratio_high:.1f}]")
+                + f" before it loses {row.loss:g}."
             )
     for name, found in s.additions.items():
         adding = [a for a in found if a.p_holm < 1 - LEVEL]
@@ -121,9 +122,9 @@ def page(s: Study) -> str:
             ("correction", "loss", "dose", "times no correction's"),
             [
                 (r.correction, f"{r.loss:g}",
-                 f"{r.dose:.2g} [{r.low:.2g}, {r.high:.2g}]" if math.isfinite(r.dose) else "not reached",
+                 with_interval(r.dose, r.low, r.high, ".2g") if math.isfinite(r.dose) else "not reached",
                  "-" if r.correction == NONE or not math.isfinite(r.ratio)
-                 else f"{r.ratio:.1f} [{r.ratio_low:.1f}, {r.ratio_high:.1f}]")
+                 else with_interval(r.ratio, r.ratio_low, r.ratio_high, ".1f"))
                 for r in s.reached
             ],
         ),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.foundation.number_cell import with_interval
 from harness.studies.dose.beyond import Addition, Kind, additions, additions_within, kinds
 from harness.studies.dose.candidates import Candidate, candidates
 from harness.studies.dose.curve import Bin, Reached, bins, fitted, predicted, reached
@@ -78,8 +79,8 @@ def finding(s: Study) -> str:
     """The finding in one line: the figure's title."""
     rows = {r.correction: r for r in s.reached if r.loss == NAMED}
     words = [
-        f"{'without a correction' if name == NONE else f'with {name}'} at {row.dose:.2g} "
-        f"[{row.low:.2g}, {row.high:.2g}]"
+        f"{'without a correction' if name == NONE else f'with {name}'} at "
+        + with_interval(row.dose, row.low, row.high, ".2g")
         for name, row in rows.items()
         if math.isfinite(row.dose)
     ]

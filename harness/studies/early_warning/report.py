@@ -99,7 +99,7 @@ def sentences(runs: Sequence[Trace], scores: Sequence[Score]) -> list[str]:
     if drop is not None:
         said.append(
             f"The reward's own drop warns of {_share(drop.recall)} of the collapses, {drop.lead:.0f} steps before "
-            f"(median, 95 % {drop.lead_low:.0f} to {drop.lead_high:.0f}), at {_share(drop.false_alarms)} false alarms."
+            f"(median{_ends(drop.lead_low, drop.lead_high)}), at {_share(drop.false_alarms)} false alarms."
         )
     said += [_signal_words(s) for s in sorted(signals, key=lambda s: (-s.gain, -s.recall))[:NUM_NAMED]]
     first = sorted(signals, key=lambda s: -s.first)[:NUM_NAMED]
@@ -150,18 +150,27 @@ def firmness(scores: Sequence[Score], others: Mapping[str, Sequence[Score]]) -> 
 
 
 def _signal_words(s: Score) -> str:
+    gain = _ends(s.gain_low, s.gain_high)
     if s.gain_low > 0:
-        word = f"{s.gain:.0f} steps before the reward's drop (median, 95 % {s.gain_low:.0f} to {s.gain_high:.0f})"
+        word = f"{s.gain:.0f} steps before the reward's drop (median{gain})"
     elif s.gain_high < 0:
         word = f"{-s.gain:.0f} steps after the reward's drop"
     else:
-        word = f"not clearly before the reward's drop ({s.gain:+.0f} steps, 95 % {s.gain_low:.0f} to {s.gain_high:.0f})"
-    between = f"95 % {_share(s.recall_low)} to {_share(s.recall_high)}"
+        word = f"not clearly before the reward's drop ({s.gain:+.0f} steps{gain})"
+    recall, lead = _ends(s.recall_low, s.recall_high, "%"), _ends(s.lead_low, s.lead_high)
     return (
-        f"{s.name} warns of {_share(s.recall)} of the collapses ({between}), "
-        f"{s.lead:.0f} steps before (95 % {s.lead_low:.0f} to {s.lead_high:.0f}), {word}, at "
-        f"{_share(s.false_alarms)} false alarms."
+        f"{s.name} warns of {_share(s.recall)} of the collapses{_bracketed(recall)}, "
+        f"{s.lead:.0f} steps before{_bracketed(lead)}, {word}, at {_share(s.false_alarms)} false alarms."
     )
+
+
+def _ends(low: float, high: float, form: str = "f") -> str:
+    """`, 95 % 10 to 19`; empty without an interval."""
+    return "" if math.isnan(low) else f", 95 % {low:.0{form}} to {high:.0{form}}"
+
+
+def _bracketed(ends: str) -> str:
+    return f" ({ends.removeprefix(', ')})" if ends else ""
 
 
 def _table(scores: Sequence[Score]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.records.stats import LEVEL, Floats
+from harness.records.stats import LEVEL, MIN_RESAMPLED, Floats
 from harness.studies.early_warning.alarms import REWARD_DROP, Trace
 
 RATE = 0.1
@@ -166,9 +166,9 @@ def _mean(values: Sequence[float] | Floats) -> float:
 
 
 def cluster_interval(values: Floats, clusters: Sequence[str], reduce: Callable[[Floats], Any]) -> tuple[float, float]:
-    """Percentile interval that resamples whole clusters; NaN below two of them."""
+    """Percentile interval that resamples whole clusters; NaN below MIN_RESAMPLED of them."""
     groups = [values[[c == name for c in clusters]] for name in dict.fromkeys(clusters)]
-    if len(groups) < 2:
+    if len(groups) < MIN_RESAMPLED:
         return math.nan, math.nan
     rng = np.random.default_rng(0)
     draws = [

@@ -31,6 +31,9 @@ def test_a_run_falls_where_it_stays_down(curve: tuple[float, ...], found: tuple[
 def test_a_run_that_diverged_fell_and_a_start_that_nobody_saw_is_none_to_fall_from() -> None:
     assert fall([20, 40, 60], (0.5, 0.0, 0.0), 0.4, has_diverged=True) == Fall(step=40, has_fallen=True)
     assert fall([20, 40, 60], (0.5, 0.5, 0.5), 0.4, has_diverged=True) == Fall(step=60, has_fallen=True)
+    for start in (0.0, math.nan):
+        assert fall([20, 40, 60], (0.0, 0.0, 0.0), start, has_diverged=True) == Fall(step=20, has_fallen=True)
+        assert fall([20, 40, 60], (0.1, 0.0, 0.0), start, has_diverged=True) == Fall(step=40, has_fallen=True)
     assert fall([20, 40], (0.5, 0.0), math.nan) == Fall(step=40, has_fallen=False)
     assert fall([20, 40], (0.01, 0.0), 0.04) == Fall(step=40, has_fallen=False)
     with pytest.raises(ValueError, match=r"steps=\[20\]: an evaluation after the start for each of 2 accuracies"):

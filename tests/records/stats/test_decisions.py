@@ -203,6 +203,20 @@ def test_crossed_seeds_are_crossed_random_effects() -> None:
     assert (found.mean - half, found.mean + half) == pytest.approx((want.low, want.high))
 
 
+def test_an_arm_whose_mean_squares_nearly_cancel_gets_its_verdict() -> None:
+    """Satterthwaite's degrees of freedom of the last arm are (1.21 - 1)^2 / (1.21^2 + 1) = 0.018; 1 is the least."""
+    control = {(base, seed): 0.0 for base in range(2) for seed in range(2)}
+
+    def arm(row: float, column: float, rest: float) -> dict[stats.Key, float]:
+        signs = [(key, (-1) ** key[0], (-1) ** key[1]) for key in control]
+        return {key: -0.5 + 0.01 * (row * a + column * b + rest * a * b) for key, a, b in signs}
+
+    others = [stats.contrast(arm(1.0 + 0.1 * k, 0.5, 1.0), control) for k in range(7)]
+    odd = stats.contrast(arm(0.0, 1.1, 1.0), control)
+    assert odd.df == 1 and odd.variance == pytest.approx(2 * 4e-4 * (1.21 - 1) / 4)
+    assert [found.verdict for found in stats.decide([*others, odd])] == ["worse"] * 8
+
+
 def test_components_are_found_again() -> None:
     """300 bases, 4 arms with 3 replicates: base 0.05, run 0.03, and answers of 128 questions."""
     rng = np.random.default_rng(3)

@@ -113,7 +113,8 @@ def test_runs_that_share_a_gpu_have_steps_and_no_speeds(tmp_path: Path) -> None:
     text = path.read_text()
     assert "36 runs at a time, on GPUs that they could share" in text and "| arm |" not in text and "pays" not in text
     assert "- naive fp8_block: In the largest setting measured (l n=128)" in text
-    assert "takes 1.00 times the steps of bf16 (95 % 1.00 to 1.00, reached by 3 of 3 runs)" in text
+    told = "takes 1.00 times the steps of bf16 (reached by 3 of 3 runs; fewer than 6 bases give no interval), so a step"
+    assert told in text
     assert text.rstrip().endswith("so a step must be at least 1.00 times as fast.")
     ends = [run.model_copy(update={"evals": [run.evals[0], run.evals[-1]]}) for run in runs]
     assert report.write(ends, tmp_path, tmp_path, "ends") == []  # nobody saw when they arrived
@@ -236,17 +237,19 @@ def test_steps_to_an_accuracy_by_hand() -> None:
 
 
 def test_a_slow_learner_must_be_faster() -> None:
-    runs = [record("bf16", "s", n, s) for n in (512, 1024) for s in range(3)]
-    runs += [record("fp8_block", "s", n, s, curve=(0.2, 0.57)) for n in (512, 1024) for s in range(3)]
+    runs = [record("bf16", "s", n, s) for n in (512, 1024) for s in range(6)]
+    runs += [record("fp8_block", "s", n, s, curve=(0.2, 0.57)) for n in (512, 1024) for s in range(6)]
     arms = {arm.label: arm for arm in group_arms(runs) if arm.fields["task.n"] == 1024}
     control, arm = arms["bf16 bf16 n=1024"], arms["naive fp8_block n=1024"]
     found = race(arm, control, np.random.default_rng(0))
     assert found is not None and found.target == pytest.approx(0.56)
     assert found.steps == pytest.approx(10 * 0.36 / 0.37)
-    assert found.ratio == pytest.approx(found.steps / 9) and found.low <= found.ratio <= found.high
+    assert (found.ratio, found.low, found.high) == pytest.approx([found.steps / 9] * 3)
+    few = race(replace(arm, runs=arm.runs[:5]), control, np.random.default_rng(0))
+    assert few is not None and few.ratio == found.ratio and math.isnan(few.low) and math.isnan(few.high)
     answer = report.answers(runs, "bf16")[0]
     said = report.sentence(answer, "bf16")
-    assert f"takes {found.ratio:.2f} times the steps of bf16" in said
+    assert "takes 1.08 times the steps of bf16 (95 % 1.08 to 1.08, reached by 6 of 6 runs)" in said
     assert f"takes {found.ratio / answer.step_ratio:.2f} times as long" in said
     never = [r for r in runs if r.config["precision"]["name"] == "bf16"]
     never += [record("fp8_block", "s", n, s, curve=(0.2, 0.3)) for n in (512, 1024) for s in range(3)]
@@ -266,7 +269,7 @@ def test_every_base_has_a_target_of_its_own() -> None:
     assert arms[0].fields["method"] == "bf16" and found is not None
     assert found.target == pytest.approx((0.28 + 0.86) / 2)
     assert (found.reached, found.runs) == (2, 2)
-    assert (found.steps, found.ratio, found.low, found.high) == pytest.approx((9, 1, 1, 1))
+    assert (found.steps, found.ratio) == pytest.approx((9, 1))
     split = [
         record("bf16", "s", 64, 0, curve=(0.1, end)).model_copy(update={"seed": seed, "run_id": f"split{seed}"})
         for seed, end in enumerate((0.3, 0.3, 0.9))
@@ -276,15 +279,23 @@ def test_every_base_has_a_target_of_its_own() -> None:
 
 
 def test_a_run_that_diverged_at_once_never_arrives() -> None:
-    """Three runs reach the accuracy and one diverges after its first evaluation: it counts among the runs."""
-    control = [record("bf16", "s", 64, base) for base in range(4)]
-    arm = [record("fp8_block", "s", 64, base) for base in range(4)]
-    first = arm[3].evals[:1]
-    arm[3] = arm[3].model_copy(update={"status": "diverged", "evals": first})
+    """Five runs reach the accuracy and one diverges after its first evaluation: it counts among the runs."""
+    control = [record("bf16", "s", 64, base) for base in range(6)]
+    arm = [record("fp8_block", "s", 64, base) for base in range(6)]
+    first = arm[5].evals[:1]
+    arm[5] = arm[5].model_copy(update={"status": "diverged", "evals": first})
     arms = group_arms([*control, *arm])
     found = race(arms[1], arms[0], np.random.default_rng(0))
-    assert found is not None and (found.reached, found.runs, found.ratio) == (3, 4, pytest.approx(1))
+    assert found is not None and (found.reached, found.runs, found.ratio) == (5, 6, pytest.approx(1))
     assert math.isinf(found.high)
+
+
+def test_single_runs_give_a_crossing_no_interval() -> None:
+    alone = [run for run in sweep(noise=0.02) if run.seed == 0]
+    (found,) = report.answers(alone, "bf16")
+    assert all(math.isnan(c.low) and math.isnan(c.high) for c in found.crossings)
+    said = report.sentence(found, "bf16")
+    assert said.count(" on (settings with a single run give no interval), up to ") == 2 and "nan" not in said
 
 
 def test_files_are_written(tmp_path: Path) -> None:

@@ -177,6 +177,17 @@ def test_doses_of_runs_by_hand(cells: tuple[RunConfig, ...]) -> None:
         dose(replace(cell, precision=replace(cell.precision, name="nvfp4")))
 
 
+def test_sizes_of_a_sweep_are_predicted_apart(cells: tuple[RunConfig, ...]) -> None:
+    """The k3 of INT4 is five times as large on `s` as on `m`: no run of one has the other's dose."""
+    both = [replace(cell, model=replace(cell.model, name=name)) for name in ("s", "m128") for cell in cells]
+    runs = [made.point(0.0, dose, length=12, size=size, precision=name)
+            for size, dose in (("s", 1.0), ("m", 0.2)) for name in ("int8", "int4")]  # fmt: skip
+    found = predict(known(), "twelve", both, known_dose(runs, "earlier"), {})["predictions"]
+    assert [(row["precision"], row["dose"]) for row in found if row["correction"] == "none"] == [
+        ("int8, model s", 1.0), ("int4, model s", 1.0), ("int8, model m", 0.2), ("int4, model m", 0.2),
+    ]  # fmt: skip
+
+
 def test_a_task_without_a_size_has_one_dose(cells: tuple[RunConfig, ...]) -> None:
     runs = [made.point(0.0, dose, length=0) for dose in (0.1, 0.16, 9.0)]
     cell = next(c for c in cells if c.precision.name == "int4")

@@ -38,6 +38,19 @@ def test_the_sentences_tell_the_numbers() -> None:
     assert "format adds (p = " in added and "at int4)" in added and "not shown for" in added
 
 
+def test_few_bases_give_the_dose_of_a_loss_no_interval() -> None:
+    """Resampled bases: the range of five holds their median in 94 % of cases, so six are the fewest."""
+    for num, has_interval in ((5, False), (6, True)):
+        s = study(made.cloud(num))
+        (row,) = [r for r in s.reached if (r.correction, r.loss) == ("TIS", 0.1)]
+        ends = (row.low, row.high, row.ratio_low, row.ratio_high)
+        assert [not math.isnan(end) for end in ends] == [has_interval] * 4
+        assert ("[" in finding(s)) == has_interval and "nan" not in page(s)
+        told = f"TIS bears {row.ratio:.1f} times the dose{'' if not has_interval else ' ['}"
+        assert any(line.startswith(told) for line in sentences(s))
+        assert any(line.endswith(" before it loses 0.1.") for line in sentences(s))
+
+
 def test_the_page_has_every_row() -> None:
     s, text = known(), page(known())
     rows = [line for line in text.splitlines() if line.startswith("| ")]

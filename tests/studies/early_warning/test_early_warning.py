@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,9 @@ def sweep(folder: Path, num_arms: int = 4, seeds: int = 5) -> list[Any]:
 
 
 def test_the_signal_that_moves_first_is_found(tmp_path: Path) -> None:
-    runs = alarms.traces(tmp_path / "runs" / "early", sweep(tmp_path))
+    runs = alarms.traces(tmp_path / "runs" / "early", sweep(tmp_path, num_arms=6, seeds=4))
     bad = [run for run in runs if run.kind == "collapsed"]
-    assert len(bad) == 20 and all(run.onset in (ONSET + 2, ONSET + 3) for run in bad)
+    assert len(bad) == 24 and all(run.onset in (ONSET + 2, ONSET + 3) for run in bad)
     found = {score.name: score for score in scores.score_all(runs)}
     k3, drop, late = found["k3 (level)"], found["reward drop"], found["entropy up (level)"]
     assert k3.recall == 1 and k3.lead == pytest.approx(ONSET + 2 - WARNED, abs=2) and k3.recall_low == 1
@@ -114,9 +115,11 @@ def test_the_signal_that_moves_first_is_found(tmp_path: Path) -> None:
     firsts = {name: score.first for name, score in found.items() if name != "reward drop"}
     assert min(firsts["k3 (level)"], firsts["k3 (drift)"]) > max(v for k, v in firsts.items() if "k3" not in k)
     healthy_alarms = [s.false_alarms for s in found.values()]
-    assert np.mean(healthy_alarms) <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / 40)
-    assert k3.num_collapsed == 20 and k3.num_healthy == 40
-    assert k3.precision == pytest.approx(20 / (20 + 40 * k3.false_alarms))
+    assert np.mean(healthy_alarms) <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / 48)
+    assert k3.num_collapsed == 24 and k3.num_healthy == 48
+    assert k3.precision == pytest.approx(24 / (24 + 48 * k3.false_alarms))
+    five = scores.score_all([run for run in runs if run.kind == "healthy" or run.arm != bad[0].arm])
+    assert len(five) == len(found) and all(math.isnan(s.recall_low) and math.isnan(s.gain_high) for s in five)
 
 
 def test_a_hidden_loss_is_counted_apart(tmp_path: Path) -> None:
@@ -133,7 +136,11 @@ def test_tables_figures_and_words(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert early_warning(["early"], tmp_path, is_written=True) == 0
     said = capsys.readouterr().out
     assert "30 runs of early: 20 healthy, 10 collapsed (10 of them from step 15 on)" in said
-    assert "k3 (level) warns of 100% of the collapses" in said and "steps before the reward's drop" in said
+    assert re.search(  # two arms give no interval
+        r"k3 \(level\) warns of 100% of the collapses, \d+ steps before, not clearly before the reward's drop "
+        r"\(\+\d+ steps\), at \d+% false alarms\.", said
+    )  # fmt: skip
+    assert re.search(r"The reward's own drop warns of 100% of the collapses, \d steps before \(median\), at ", said)
     text = (tmp_path / "tables" / "early_warning.md").read_text()
     assert text.count("| reward drop |") == 3 and "\\|d\\|" not in text  # a signal that was not recorded has no row
     for name in ("signals", "onset"):
@@ -153,6 +160,19 @@ def test_the_best_signal_says_how_firm_it_is() -> None:
     assert "best of 2 statistics" in line
     assert "It holds under each choice" in report.firmness([firm, other], {"within a format": [firm]})[0]
     assert "a hint" in report.firmness([firm], {"within a format": []})[0]
+
+
+def test_a_signal_is_told_with_its_intervals() -> None:
+    values: dict[str, Any] = dict.fromkeys(scores.Score.__dataclass_fields__, 0.5)
+    known = replace(
+        scores.Score(**values), name="k3 (level)", recall_low=0.25, recall_high=0.75, lead=22.0, lead_low=4.0,
+        lead_high=28.0, gain=8.0, gain_high=11.0,
+    )  # fmt: skip
+    start = "k3 (level) warns of 50% of the collapses (95 % 25% to 75%), 22 steps before (95 % 4 to 28), "
+    said = {low: report._signal_words(replace(known, gain_low=low)) for low in (2, -2)}
+    assert said[2] == f"{start}8 steps before the reward's drop (median, 95 % 2 to 11), at 50% false alarms."
+    clear = "not clearly before the reward's drop (+8 steps, 95 % -2 to 11)"
+    assert said[-2] == f"{start}{clear}, at 50% false alarms."
 
 
 def test_every_sentence_ends() -> None:
