@@ -297,9 +297,7 @@ def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:
         words += f" the mean, below on {below} bases"
     if lower := num_lower(row, prefix):
         words += f", by {stats.DELTA:g} on {lower.partition(' ')[0]}" if below else f", lower on {lower} bases"
-    if more is None or math.isnan(more):
-        return words
-    return f"{words} {stats.further(more)}"
+    return f"{words} {stats.further(more)}".rstrip()
 
 
 def num_lower(row: Mapping[str, Any], prefix: str) -> str:

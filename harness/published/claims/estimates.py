@@ -229,7 +229,6 @@ def _undecided(
     }[expect]
     sd = math.sqrt(found.variance)
     more = stats.units_to_decide(found.mean - border, sd, found.num_units, found.df, level, margin, far)
-    assert more is not None, "an interval has an s.d."
     return f"cannot tell {stats.further(more)}"
 
 

@@ -89,8 +89,11 @@ def units_to_decide(
     return float(more[np.argmax(enough)]) if enough.any() else math.inf
 
 
-def further(more: float) -> str:
-    """Further units that would decide, as tables print them: `(+4)`, and `(>1000)` for infinitely many."""
+def further(more: float | None) -> str:
+    """Further units that would decide, as tables print them: `(+4)`, `(>1000)` for infinitely many, and nothing where
+    they are not known (None or NaN)."""
+    if more is None or math.isnan(more):
+        return ""
     return f"(+{more:.0f})" if math.isfinite(more) else f"(>{MOST})"
 
 

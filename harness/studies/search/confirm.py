@@ -25,7 +25,7 @@ from harness.studies.search.cells import is_settled, run_one
 from harness.studies.search.pruning import oriented, scaled
 from harness.studies.search.run import Session
 from harness.studies.search.space import DIGITS, cell_of, overrides_of
-from harness.studies.search.spec import Objective, Search
+from harness.studies.search.spec import Objective, Search, best_name
 from harness.studies.search.trials import is_feasible, measured, scores_of
 from harness.sweep import stored
 
@@ -72,7 +72,7 @@ def contenders(search: Search, trials: Trials) -> list[Contender]:
         best = best_found(search, of_share)
         if best is not None:
             words = tuple(overrides_of(search, values_of(best)))
-            name = f"best {share}".strip()
+            name = best_name(share)
             found.append(Contender(name=name, kind="best", share=share, overrides=words, number=best.number))
     for name, words in search.references.items():
         found.append(Contender(name=name, kind="reference", share="", overrides=(*search.overrides, *words)))

@@ -46,8 +46,8 @@ def _one(trial: BaseTrial, name: str, knob: Knob) -> Any:
     if knob.choices is not None:
         return trial.suggest_categorical(name, list(knob.choices))
     assert knob.low is not None and knob.high is not None
-    if isinstance(knob.low, int) and isinstance(knob.high, int):
-        return trial.suggest_int(name, knob.low, knob.high, step=int(knob.step or 1), log=knob.log)
+    if knob.is_whole:
+        return trial.suggest_int(name, int(knob.low), int(knob.high), step=int(knob.step or 1), log=knob.log)
     return significant(
         trial.suggest_float(name, float(knob.low), float(knob.high), step=knob.step, log=knob.log), DIGITS
     )

@@ -11,13 +11,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from harness import NUMERICS_VERSION
 from harness.config.load import parse, read_yaml
-from harness.config.schema import Name, Whole
+from harness.config.schema import Name, NotNegative, Whole
 from harness.foundation.did_you_mean import nearest
 from harness.records.run_result import summarise
 from harness.records.stats import DELTA
@@ -27,6 +27,7 @@ METRICS = (*summarise([], []), "time_s")
 """Names that an objective may have: a number of a record's summary, or the seconds of a cell."""
 ACCURACIES = tuple(name for name in METRICS if "accuracy" in name or name.startswith("auc"))
 """Those that are accuracies, as fractions."""
+Chance = Annotated[float, Field(ge=0, lt=1)]
 _STRICT = ConfigDict(extra="forbid")
 
 
@@ -45,6 +46,11 @@ class Knob:
     when: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     """Knobs above this one and the values of them at which it exists."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Is it a range of whole numbers?"""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
@@ -55,7 +61,7 @@ class Objective:
     direction: Literal["maximize", "minimize"]
     log: bool = False
     """Averages and compares logarithms: for mismatch, whose spread grows with its size."""
-    resolution: float = 0.0
+    resolution: NotNegative = 0.0
     """The sampler sees values rounded to multiples of it, so that it does not chase noise; 0 does not round."""
 
 
@@ -88,7 +94,7 @@ class Sampler:
     name: Literal["tpe", "nsga2", "random", "grid"] = "tpe"
     """grid: every combination of the choices once in every share, in the file's order (likely ones first)."""
     seed: int = 0
-    startup: int = 10
+    startup: Whole = 10
     """Random trials before TPE begins; population size of NSGA-II."""
 
 
@@ -97,13 +103,13 @@ class Pruner:
     """Pruning of trials; the rules and their error rates are in `harness.studies.search.pruning`."""
 
     __pydantic_config__ = _STRICT
-    alpha: float = 0.01
+    alpha: Chance = 0.01
     """Chance per look to give up a trial that is as good as the best one. 0 turns the rule off."""
-    min_trials: int = 5
+    min_trials: Whole = 5
     """Complete trials before trials are compared."""
-    collapse_alpha: float = 0.001
+    collapse_alpha: Chance = 0.001
     """Chance to give up a cell whose reward has not moved, taken for one that fell. 0 turns the rule off."""
-    reward_quantile: float = 0.0
+    reward_quantile: Chance = 0.0
     """A cell whose reward half-way is in this lowest share of its seed's finished cells is given up. 0: off."""
     halving: int = 0
     """After every seed a trial goes on only among the best 1/halving of its share's. 0: off."""
@@ -181,6 +187,9 @@ def check_search(search: Search) -> None:
             raise ValueError(f"unknown metric {objective.metric}; {nearest(objective.metric, METRICS)}")
     if len({o.metric for o in search.objectives}) < len(search.objectives):
         raise ValueError("objectives: the same metric twice")
+    for where, seeds in (("seeds", search.seeds), ("confirm.seeds", search.confirm.seeds)):
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"{where}={list(seeds)}: the same seed twice")
     if again := sorted(set(search.seeds) & set(search.confirm.seeds)):
         raise ValueError(f"confirm.seeds={again}: seeds of the search are not fresh")
     _check_margin(search)
@@ -193,8 +202,24 @@ def check_search(search: Search) -> None:
     for name, knob in search.space.items():
         _check_knob(name, knob, above)
         above[name] = knob
+    _check_names(search)
     for name, values in search.baselines.items():
         _check_baseline(name, values, search.space)
+
+
+def best_name(share: str) -> str:
+    """Name of a share's best trial beside baselines and references: "best" where there are no shares."""
+    return f"best {share}".strip()
+
+
+def _check_names(search: Search) -> None:
+    """Raises ValueError for a baseline or reference whose name another of the confirmation has."""
+    taken = {best_name(share) for share in search.shares}
+    for kind, names in (("baselines", search.baselines), ("references", search.references)):
+        for name in names:
+            if name in taken:
+                raise ValueError(f"{kind}.{name}: the best of a share or a baseline is called so; give another name")
+        taken |= set(names)
 
 
 def _check_margin(search: Search) -> None:
@@ -241,8 +266,12 @@ def _check_knob(name: str, knob: Knob, above: Mapping[str, Knob]) -> None:
     where = f"space.{name}"
     if (knob.choices is None) == (knob.low is None or knob.high is None):
         raise ValueError(f"{where}: either choices, or low and high")
-    if knob.choices is not None and len(knob.choices) < 1:
-        raise ValueError(f"{where}.choices: at least one is needed")
+    if knob.choices is not None:
+        if len(knob.choices) < 1:
+            raise ValueError(f"{where}.choices: at least one is needed")
+        for key in ("low", "high", "log", "step"):
+            if (value := getattr(knob, key)) not in (None, False):
+                raise ValueError(f"{where}.{key}={value}: of a range, and does not go with choices")
     if knob.low is not None and knob.high is not None:
         if not knob.low < knob.high:
             raise ValueError(f"{where}: low={knob.low} is not below high={knob.high}")
@@ -250,6 +279,8 @@ def _check_knob(name: str, knob: Knob, above: Mapping[str, Knob]) -> None:
             raise ValueError(f"{where}.low={knob.low}: a logarithmic range is above 0")
         if knob.step is not None and (knob.step <= 0 or knob.log):
             raise ValueError(f"{where}.step={knob.step}: above 0, and not with log")
+        if knob.is_whole and knob.step is not None and knob.step != int(knob.step):
+            raise ValueError(f"{where}.step={knob.step}: a range of whole numbers; write low={knob.low}.0 for others")
     for key, values in knob.when.items():
         if key not in above:
             raise ValueError(f"{where}.when: {key} is not a knob above this one; {nearest(key, above)}")
@@ -278,6 +309,8 @@ def _check_baseline(name: str, values: Mapping[str, Any], space: Mapping[str, Kn
             is_inside = isinstance(value, (int, float)) and knob.low <= value <= knob.high
             if not is_inside:
                 raise ValueError(f"baselines.{name}.{key}={value}: outside {knob.low} to {knob.high}")
+            if knob.is_whole and not isinstance(value, int):
+                raise ValueError(f"baselines.{name}.{key}={value}: the range is of whole numbers")
 
 
 def identity(search: Search) -> dict[str, Any]:

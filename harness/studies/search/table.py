@@ -85,14 +85,17 @@ def _answer(
     if base.name == contender.name:
         return f"{where}the best found is {shown}; the others are compared with it."
     d = compared(records[contender.name], records[base.name], first)
-    searched = ""
+    beside = ""
     if base.kind == "baseline":
         lead = searched_lead(best, next(t for t in trials[base.share] if t.number == base.number), first)
         is_known = math.isfinite(lead)
         told = f"it was {_difference(lead, math.nan, math.nan, first)}" if is_known else "the baseline was given up"
-        searched = f" In the search {told}."
+        beside = f" In the search {told}."
+    for one in (contender, base):
+        lost = sum(result.status != "ok" for result in records[one.name].values())
+        beside += f" {lost} of {len(records[one.name])} fresh runs of {one.name} did not end well." if lost else ""
     if math.isnan(d.low):
-        return f"{where}the best found is {shown}. Its {first.metric} against {base.name} is not confirmed.{searched}"
+        return f"{where}the best found is {shown}. Its {first.metric} against {base.name} is not confirmed.{beside}"
     more = units_to_decide(d.mean, d.sd, d.num_pairs, d.num_pairs - 1, margin=search.margin)
     assert more is not None, "an interval has an s.d."
     further = f"{more:.0f} more seeds" if math.isfinite(more) else f"more than {MOST} more"
@@ -104,7 +107,7 @@ def _answer(
     }[_verdict(d, search)]
     return (
         f"{where}the best found is {shown}. On {d.num_pairs} fresh seeds its {first.metric} is "
-        f"{_difference(d.mean, d.low, d.high, first)} against {base.name}: {said}.{searched}"
+        f"{_difference(d.mean, d.low, d.high, first)} against {base.name}: {said}.{beside}"
     )
 
 

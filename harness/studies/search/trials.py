@@ -73,7 +73,7 @@ def aggregate(scores: Scores, objective: Objective) -> float:
     """The value of a trial: the mean over seeds, geometric where logarithms are compared, rounded to the resolution."""
     mean = fmean(scaled(of_seed[objective.metric], objective.log) for of_seed in scores.values())
     value = math.exp(mean) if objective.log else mean
-    return value if objective.resolution <= 0 else round(value / objective.resolution) * objective.resolution
+    return value if not objective.resolution else round(value / objective.resolution) * objective.resolution
 
 
 def violation(scores: Scores, search: Search) -> float | None:

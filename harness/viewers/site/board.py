@@ -13,6 +13,7 @@ from harness.records.folder import runs_of, saved_comparisons
 from harness.records.looks import level_of
 from harness.records.paths import figures_folder
 from harness.records.run_result import RunResult
+from harness.records.stats import further
 from harness.records.statuses import STATUSES
 from harness.records.sweep_file import purpose
 from harness.viewers.mlflow.links import condition
@@ -20,7 +21,7 @@ from harness.viewers.mlflow.links import condition
 NUMBERS = (
     "auc", "auc_low", "auc_high", "accuracy", "accuracy_low", "accuracy_high", "rollout_accuracy",
     "rollout_accuracy_low", "rollout_accuracy_high", "reward", "difference", "difference_low", "difference_high",
-    "p_adjusted", "further_seeds", "k3_max", "ess_token_raw", "entropy_last", "rollout_tokens_per_s", "total_s",
+    "p_adjusted", "k3_max", "ess_token_raw", "entropy_last", "rollout_tokens_per_s", "total_s",
     "peak_memory_gib", "base_accuracy",
 )  # fmt: skip
 WORDS = ("arm", "method", "precision", "variant", "context", "control", "verdict", "status", "reconstructed")
@@ -47,7 +48,7 @@ def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResu
         "question": aim.question,
         "setup": setup_lines(runs),
         "problems": short_problems(problems),
-        "columns": [*WORDS, *FLAGS, "seeds", "n", *NUMBERS, *(f"{name}_ends" for name in ENDS)],
+        "columns": [*WORDS, "further", *FLAGS, "seeds", "n", *NUMBERS, *(f"{name}_ends" for name in ENDS)],
         "rows": [_row(row) for row in rows],
         "figures": [f"../figures/{sweep}/{path.name}" for path in figures],
         "comparisons": [
@@ -67,7 +68,7 @@ def short_problems(lines: Sequence[str]) -> list[str]:
 
 def _row(row: Mapping[str, Any]) -> list[Any]:
     total = sum(row[status] for status in STATUSES)
-    words = [row[name] for name in WORDS]
+    words = [*(row[name] for name in WORDS), further(row["further_seeds"])]
     ends = [interval_cell(row[f"{name}_low"], row[f"{name}_high"], form) for name, form in ENDS.items()]
     return [*words, *(int(row[name]) for name in FLAGS), row["seeds"], total, *(number(row[n]) for n in NUMBERS), *ends]
 

@@ -32,7 +32,7 @@ const COLUMNS = [
   ["arm", "arm", (r) => [text("button", [r.method, " ", r.precision, r.variant ? " " + r.variant : "", marks(r)], { class: "link", type: "button", "data-arm": r.arm, "data-sweep": r.sweep })], "method, precision, variant"],
   ["sweep", "sweep", (r) => r.sweep, "the sweep it is from"], ["context", "context", (r) => r.context || "–", "size, length and what else sets the experiment"],
   ["difference", "to control", (r) => [r.difference === null ? "–" : (r.difference > 0 ? "+" : "") + fixed(r.difference), range(r, "difference", -0.3, 0.3, true)], "AUC minus the control's, paired"],
-  ["verdict", "verdict", (r) => [text("span", r.verdict, { class: "badge " + r.verdict.split(" ")[0] }), r.further_seeds ? ` +${r.further_seeds}` : ""], "with further seeds needed"],
+  ["verdict", "verdict", (r) => [text("span", r.verdict, { class: "badge " + r.verdict.split(" ")[0] }), r.further ? " " + r.further : ""], "(+n): with n more seeds the chance of a verdict is 80 %"],
   ["seeds", "seeds", (r) => r.seeds === r.n ? r.n : `${r.seeds}/${r.n}`, "scored runs of all runs"],
   ["auc", "AUC", (r) => [fixed(r.auc), range(r, "auc", 0, 1)], "mean accuracy over training, reference precision"],
   ["accuracy", "final", (r) => fixed(r.accuracy), "last accuracy, reference precision"], ["rollout_accuracy", "as rolled", (r) => fixed(r.rollout_accuracy), "last accuracy in the rollout format"],

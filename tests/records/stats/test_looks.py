@@ -106,7 +106,8 @@ def test_a_difference_may_have_to_lie_beyond_a_bound() -> None:
 
 
 def test_further_units_are_printed_in_one_way() -> None:
-    assert (stats.further(4.0), stats.further(math.inf)) == ("(+4)", "(>1000)")
+    found = [stats.further(more) for more in (4.0, math.inf, math.nan, None)]
+    assert found == ["(+4)", "(>1000)", "", ""]
 
 
 def test_what_a_look_says_of_an_arm() -> None:

@@ -163,6 +163,26 @@ def test_the_lead_in_the_search_is_over_seeds_that_both_have(tmp_path):
     assert "Its auc against tis default is not confirmed. In the search it was +0.100.\n" in text
 
 
+def test_fresh_runs_that_did_not_end_well_are_named(tmp_path):
+    """The best one diverges on one of three fresh seeds; the two that are left look good."""
+    search = toy_search(budget={"trials": 4}, confirm={"seeds": [5, 6, 7]}, sampler={"name": "random"},
+                        pruner={"alpha": 0})  # fmt: skip
+
+    def scores(config) -> Any:
+        is_default = config.algo.eps_low == 0.2
+        if not is_default and config.seed == 6:
+            return {"status": "diverged"}
+        return {"auc": 0.5 if is_default else 0.6, "k3_median": 0.1}
+
+    run_search(search, tmp_path, 1, lambda event: None, runner=FakeRunner(scores), afterwards=submit)
+    lines = write_tables(search, tmp_path)[0].read_text(encoding="utf-8").splitlines()
+    assert next(line for line in lines if line.startswith("* ")).endswith(
+        "On 2 fresh seeds its auc is +0.100 [+0.100, +0.100] against tis default: it is better. In the search it was "
+        "+0.100. 1 of 3 fresh runs of best did not end well."
+    )
+    assert next(line for line in lines if line.startswith("| best |")).endswith("| 2 of 3 |")
+
+
 def test_trials_that_tie_for_the_best_are_counted(tmp_path):
     search = toy_search(budget={"trials": 4}, confirm={"seeds": [5]}, sampler={"name": "random"}, pruner={"alpha": 0})
     runner = FakeRunner(lambda config: {"auc": 0.5, "k3_median": 0.1})

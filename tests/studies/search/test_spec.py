@@ -58,6 +58,9 @@ def test_the_clip_search_gives_each_correction_its_share(name: str) -> None:
     assert "TIS" not in cells["bypass_ppo"].knobs and all(c.algo.num_minibatches == 4 for c in cells.values())
 
 
+BASELINE = {"correction": "tis", "algo.eps_low": 0.2, "algo.eps_high": 0.28, "cap": 2.0}
+
+
 def test_knobs_become_overrides_and_a_cell():
     search = toy_search()
     values = suggest(Midway(), search.space, {})
@@ -114,6 +117,41 @@ def test_a_conditional_knob_is_there_only_where_it_exists():
         (
             {"objectives": [{"metric": "time_s", "direction": "minimize", "log": True}], "confirm": {"margin": 0.5}},
             "confirm.margin=0.5: logarithms of time_s are compared; give the factor",
+        ),
+        ({"seeds": [0, 1, 0]}, r"seeds=\[0, 1, 0\]: the same seed twice$"),
+        ({"confirm": {"seeds": [7, 7]}}, r"confirm.seeds=\[7, 7\]: the same seed twice$"),
+        ({"pruner": {"alpha": 1.5}}, "pruner.alpha=1.5: must be below 1$"),
+        ({"pruner": {"collapse_alpha": -0.1}}, "pruner.collapse_alpha=-0.1: must be at least 0$"),
+        ({"pruner": {"reward_quantile": 1.0}}, "pruner.reward_quantile=1.0: must be below 1$"),
+        ({"sampler": {"startup": -1}}, "sampler.startup=-1: must be at least 0$"),
+        (
+            {"objectives": [{"metric": "auc", "direction": "maximize", "resolution": -1}]},
+            "objectives.0.resolution=-1: must be at least 0$",
+        ),
+        (
+            {"references": {"tis default": ["method=naive"]}},
+            "references.tis default: the best of a share or a baseline is called so; give another name$",
+        ),
+        ({"references": {"best": ["method=naive"]}}, "references.best: the best of a share or a baseline is called so"),
+        (
+            {"baselines": {"best tis": BASELINE}, "budget": {"trials": 4, "per": "correction"}},
+            "baselines.best tis: the best of a share or a baseline is called so; give another name$",
+        ),
+        (
+            {"space": SPACE | {"x": {"choices": [1, 2], "low": 1}}},
+            "space.x.low=1: of a range, and does not go with choices$",
+        ),
+        (
+            {"space": SPACE | {"x": {"choices": [1, 2], "log": True}}},
+            "space.x.log=True: of a range, and does not go with choices$",
+        ),
+        (
+            {"space": SPACE | {"x": {"low": 1, "high": 4, "step": 0.5}}},
+            "space.x.step=0.5: a range of whole numbers; write low=1.0 for others$",
+        ),
+        (
+            {"space": SPACE | {"x": {"low": 1, "high": 4}}, "baselines": {"a": BASELINE | {"x": 2.5}}},
+            "baselines.a.x=2.5: the range is of whole numbers$",
         ),
         ({"space": SPACE | {"x": {"low": "a", "high": 2}}}, "space.x.low='a': a number is expected"),
         ({"space": SPACE | {"x": {"low": 1}}}, "space.x: either choices, or low and high"),

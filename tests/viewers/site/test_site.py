@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import math
 import re
 import shutil
 from collections import Counter
@@ -231,21 +232,25 @@ def test_a_browser_filters_and_sorts(results: Path) -> None:
     assert '<th scope="col">badge</th>' in text and 'src="../figures/duel/scores.png"' in text
 
 
-def test_a_browser_shows_on_which_side_of_zero_an_interval_ends(
+def test_a_browser_shows_intervals_and_further_seeds_as_reports_do(
     results: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The tooltips, as reports print intervals: an end of -0.0004 is no -0.000."""
+    """An end of -0.0004 is no -0.000 in a tooltip, and infinitely many seeds are more than 1000."""
     board_of = leaderboard
 
     def near_zero(*given: Any) -> Any:
         ends = {"difference": -0.01, "difference_low": -0.0196, "difference_high": -0.00042}
-        return board_of(*given).assign(**ends, auc=0.5, auc_low=0.4567, auc_high=0.55)
+        rows = board_of(*given).assign(**ends, auc=0.5, auc_low=0.4567, auc_high=0.55, verdict="cannot tell")
+        return rows.assign(further_seeds=[4.0, math.inf, math.nan, *[12.0] * (len(rows) - 3)])
 
     monkeypatch.setattr("harness.report.leaderboard.leaderboard", near_zero)
     shutil.copytree(results / "runs", tmp_path / "runs")
     write_site(tmp_path)
-    titles = re.findall(r'title="(\[[^"]*)"', dom(tmp_path, "#sweep=duel&few=1"))
+    text = dom(tmp_path, "#sweep=duel&few=1")
+    titles = re.findall(r'title="(\[[^"]*)"', text)
     assert Counter(titles) == {"[-0.020, -0.0004]": 10, "[0.457, 0.550]": 10}
+    said = Counter(cell.removeprefix("cannot tell").strip() for row in cells(text) for cell in row if "cannot" in cell)
+    assert said == {"(+4)": 1, "(>1000)": 1, "": 1, "(+12)": 7}
 
 
 def test_the_page_opens_at_the_main_table_where_it_is_there() -> None:
