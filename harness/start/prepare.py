@@ -128,8 +128,8 @@ def start_hashes(start: Start, evaluations: Sequence[Task]) -> dict[str, str | N
 def check_data(config: RunConfig) -> None:
     """Raises ValueError, one line, where the data of the task or of an evaluation is missing or corrupt, where a base
     is to be trained for a task that shows no answers or by a recipe that cannot train it, where the tasks end responses
-    at different token ids, and where `algo.overlong_buffer` is longer than its responses, or the model or the engine's
-    room has too few positions."""
+    at different token ids, and where `algo.overlong_buffer` is longer than its responses, or the model has too few
+    tokens for the prompts, or it or the engine's room too few positions."""
     task = task_of(config)
     base_task = None
     if config.model.path is None:
@@ -148,24 +148,32 @@ def check_data(config: RunConfig) -> None:
         return
     longest = max(limit, task.max_new_tokens) if base_task is task else limit  # a base is trained on whole answers
     where = f"task={config.task.name}"
-    prompt = max(_longest_prompt(task, "train", None), _longest_prompt(task, "eval", config.task.num_eval))
+    prompt = max(
+        _longest_prompt(shape, where, task, "train", None),
+        _longest_prompt(shape, where, task, "eval", config.task.num_eval),
+    )
     _check_positions(config, shape, where, prompt, longest)
     _check_room(config, shape, where, prompt, limit)
     if base_task is not None and base_task is not task:
-        shown = base_task.max_new_tokens
-        _check_positions(config, shape, f"base.n={config.base.n}", _longest_prompt(base_task, "eval", None), shown)
+        where, shown = f"base.n={config.base.n}", base_task.max_new_tokens
+        _check_positions(config, shape, where, _longest_prompt(shape, where, base_task, "eval", None), shown)
     for i, (entry, other) in enumerate(zip(config.evaluations, others, strict=True)):
-        where, prompt = f"evaluations.{i}.task={entry.task}", _longest_prompt(other, "eval", entry.num)
+        where = f"evaluations.{i}.task={entry.task}"
+        prompt = _longest_prompt(shape, where, other, "eval", entry.num)
         limit = entry.max_new_tokens or other.max_new_tokens
         _check_positions(config, shape, where, prompt, limit)
         _check_room(config, shape, where, prompt, limit)
 
 
-def _longest_prompt(task: Task, split: Split, num_asked: int | None) -> int:
-    """Tokens of the longest of the first `num_asked` prompts of a split, of `PROMPTS` at most."""
+def _longest_prompt(shape: DecoderConfig, where: str, task: Task, split: Split, num_asked: int | None) -> int:
+    """Tokens of the longest of the first `num_asked` prompts of a split, of `PROMPTS` at most. Raises ValueError where
+    one has a token that the model does not have."""
     has = task.num_eval if split == "eval" else task.num_train
     count = min(number for number in (num_asked, has, PROMPTS) if number is not None)
-    return max((len(item.prompt) for item in task.sample(split, range(count))), default=0)
+    prompts = [item.prompt for item in task.sample(split, range(count))]
+    if (highest := max(map(max, prompts), default=0)) >= shape.vocab_size:
+        raise ValueError(f"{where}: prompts have token ids up to {highest}, the model has {shape.vocab_size} tokens")
+    return max(map(len, prompts), default=0)
 
 
 def _check_positions(config: RunConfig, shape: DecoderConfig, where: str, prompt: int, limit: int) -> None:

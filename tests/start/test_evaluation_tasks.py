@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.config.load import load
@@ -52,6 +54,23 @@ def test_a_length_penalty_over_more_than_a_response_is_refused_before_a_run() ->
         check_data(load([*words, "engine.max_new_tokens=8", "algo.overlong_buffer=9"]))
     with pytest.raises(ValueError, match=r"algo\.overlong_buffer=4096: responses have at most \d+ tokens"):
         check_data(load([*words, "algo.overlong_buffer=4096"]))
+
+
+def test_prompts_with_tokens_that_the_model_lacks_are_refused_before_a_run(tmp_path: Path) -> None:
+    """A folder without a tokenizer says nothing else of its tokens."""
+    base = next((ROOT / "results" / "bases").glob("xs-chain8-b0-*"))
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((base / name).read_bytes())
+    words = ["model=hf", f"model.path={tmp_path}"]
+    for task, other, said in (
+        ("task=count", "[]", "task=count: prompts have token ids up to 127, the model has 32 tokens"),
+        ("task=chain", "[{task:wordmath,num:8,options:{n:4}}]",
+         "evaluations.0.task=wordmath: prompts have token ids up to 492, the model has 32 tokens"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError) as told:
+            check_data(load([*words, task, f"evaluations={other}"]))
+        assert str(told.value) == said
+    check_data(load([*words, "task=count", "+task.options.vocab_size=32"]))
 
 
 def test_data_are_looked_at_also_where_the_length_is_given() -> None:
