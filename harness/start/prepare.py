@@ -147,15 +147,18 @@ def check_data(config: RunConfig) -> None:
     longest = max(limit, task.max_new_tokens) if base_task is task else limit  # a base is trained on whole answers
     where = f"task={config.task.name}"
     prompt = max(_longest_prompt(task, "train", None), _longest_prompt(task, "eval", config.task.num_eval))
-    _check_positions(config, shape, where, prompt, longest)
+    key = "task.n" if base_task is task and limit <= task.max_new_tokens else "engine.max_new_tokens"
+    _check_positions(config, shape, where, prompt, longest, key)
     _check_room(config, shape, where, prompt, limit)
     if base_task is not None and base_task is not task:
         shown = base_task.max_new_tokens
-        _check_positions(config, shape, f"base.n={config.base.n}", _longest_prompt(base_task, "eval", None), shown)
+        _check_positions(
+            config, shape, f"base.n={config.base.n}", _longest_prompt(base_task, "eval", None), shown, "base.n"
+        )
     for i, (entry, other) in enumerate(zip(config.evaluations, others, strict=True)):
         where, prompt = f"evaluations.{i}.task={entry.task}", _longest_prompt(other, "eval", entry.num)
         limit = entry.max_new_tokens or other.max_new_tokens
-        _check_positions(config, shape, where, prompt, limit)
+        _check_positions(config, shape, where, prompt, limit, f"evaluations.{i}.max_new_tokens")
         _check_room(config, shape, where, prompt, limit)
 
 
@@ -166,16 +169,16 @@ def _longest_prompt(task: Task, split: Split, num_asked: int | None) -> int:
     return max((len(item.prompt) for item in task.sample(split, range(count))), default=0)
 
 
-def _check_positions(config: RunConfig, shape: DecoderConfig, where: str, prompt: int, limit: int) -> None:
-    """Raises ValueError where a prompt with a whole response of `limit` tokens does not fit the model: an engine would
-    stop there."""
+def _check_positions(config: RunConfig, shape: DecoderConfig, where: str, prompt: int, limit: int, key: str) -> None:
+    """Raises ValueError where a prompt with a whole response of `limit` tokens, which `key` sets, does not fit the
+    model: an engine would stop there."""
     positions = shape.max_positions
     if prompt + limit > positions:
         asked = "null" if config.model.max_positions is None else config.model.max_positions
         raise ValueError(
             f"model.max_positions={asked}: with {where} a prompt of {prompt} and a response of {limit} tokens need "
-            f"{prompt + limit} positions, the model has {positions}; valid: {prompt + limit} or more, or shorter "
-            "responses"
+            f"{prompt + limit} positions, the model has {positions}; valid: {prompt + limit} or more, or a smaller "
+            f"{key}"
         )
 
 
