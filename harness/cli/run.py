@@ -21,7 +21,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "precision=int8 model=hf model.path=FOLDER task=gsm8k task.path=FOLDER"
     )
     parser.add_argument("overrides", nargs="*", default=[], help=OVERRIDES)
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration, run nothing")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print configuration, predicted time and memory; run nothing",
+    )
     add_again(parser, "a finished cell")
     add_machine(parser)
     add_results(parser, check=_check)
@@ -45,7 +49,7 @@ def run(a: argparse.Namespace) -> int:
     from harness.engines.vllm.warm import notes as compiling
     from harness.foundation.number_cell import number_cell
     from harness.foundation.project_files import RESULTS
-    from harness.records.paths import RUNS, record_path
+    from harness.records.paths import RUNS, policy_folder, record_path
     from harness.records.policies import has_policy
     from harness.run.checks import check_place
     from harness.sweep import Planned, Sweep, finished, run_sweep
@@ -88,6 +92,9 @@ def run(a: argparse.Namespace) -> int:
         k3, place = records[0].summary.get("k3_median"), "" if a.results == RESULTS else f" --results {a.results}"
         print(f"mismatch: k3 {number_cell(k3, '.1e')} nats a token, median of the steps")
         print(f"figures: lowbit report {RUNS}{place}; formats in force: lowbit passport {run_id(config)}{place}")
+        if launch.save != "none" and has_policy(a.results, records[0], launch.save):
+            folder = policy_folder(a.results, RUNS, run_id(config))
+            print(f"policy: {folder}; lowbit eval and lowbit export take it by {run_id(config)}")
     return 0 if records[0].status == "ok" else 1
 
 

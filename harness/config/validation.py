@@ -82,7 +82,8 @@ def in_words(error: ValidationError, cls: type | None = None, prefix: str = "") 
         expected = first["msg"][0].lower() + first["msg"][1:]
         for ours, theirs in BOUNDS.items():
             expected = expected.replace(theirs, ours)
-    return f"{path}={_short(first['input'])}: {expected}{HINTS.get(path, '')}" if path else expected
+    hint = HINTS.get(path, "") if first["type"].startswith(("greater", "less")) else ""
+    return f"{path}={_short(first['input'])}: {expected}{hint}" if path else expected
 
 
 def _short(value: Any) -> str:

@@ -152,16 +152,18 @@ def check_data(config: RunConfig) -> None:
         _longest_prompt(shape, where, task, "train", None),
         _longest_prompt(shape, where, task, "eval", config.task.num_eval),
     )
-    _check_positions(config, shape, where, prompt, longest)
+    key = "task.n" if base_task is task and limit <= task.max_new_tokens else "engine.max_new_tokens"
+    _check_positions(config, shape, where, prompt, longest, key)
     _check_room(config, shape, where, prompt, limit)
     if base_task is not None and base_task is not task:
         where, shown = f"base.n={config.base.n}", base_task.max_new_tokens
-        _check_positions(config, shape, where, _longest_prompt(shape, where, base_task, "eval", None), shown)
+        prompt = _longest_prompt(shape, where, base_task, "eval", None)
+        _check_positions(config, shape, where, prompt, shown, "base.n")
     for i, (entry, other) in enumerate(zip(config.evaluations, others, strict=True)):
         where = f"evaluations.{i}.task={entry.task}"
         prompt = _longest_prompt(shape, where, other, "eval", entry.num)
         limit = entry.max_new_tokens or other.max_new_tokens
-        _check_positions(config, shape, where, prompt, limit)
+        _check_positions(config, shape, where, prompt, limit, f"evaluations.{i}.max_new_tokens")
         _check_room(config, shape, where, prompt, limit)
 
 
@@ -176,16 +178,16 @@ def _longest_prompt(shape: DecoderConfig, where: str, task: Task, split: Split, 
     return max(map(len, prompts), default=0)
 
 
-def _check_positions(config: RunConfig, shape: DecoderConfig, where: str, prompt: int, limit: int) -> None:
-    """Raises ValueError where a prompt with a whole response of `limit` tokens does not fit the model: an engine would
-    stop there."""
+def _check_positions(config: RunConfig, shape: DecoderConfig, where: str, prompt: int, limit: int, key: str) -> None:
+    """Raises ValueError where a prompt with a whole response of `limit` tokens, which `key` sets, does not fit the
+    model: an engine would stop there."""
     positions = shape.max_positions
     if prompt + limit > positions:
         asked = "null" if config.model.max_positions is None else config.model.max_positions
         raise ValueError(
             f"model.max_positions={asked}: with {where} a prompt of {prompt} and a response of {limit} tokens need "
-            f"{prompt + limit} positions, the model has {positions}; valid: {prompt + limit} or more, or shorter "
-            "responses"
+            f"{prompt + limit} positions, the model has {positions}; valid: {prompt + limit} or more, or a smaller "
+            f"{key}"
         )
 
 

@@ -25,16 +25,22 @@ class Progress:
         self.names = names_of(cells)
         self.ids = {id(config): run_id(config) for config in todo}
         self.steps = dict.fromkeys(self.ids.values(), 0)
-        self.ended: set[str] = set()
+        self.begun, self.ended = set[str](), set[str]()
         total = sum(config.trainer.steps for config in todo)
         self.bar = tqdm(total=total, unit="step", disable=not sys.stderr.isatty(), smoothing=0.05)
         self.num_steps, self.started = total, time.perf_counter()
 
     def __call__(self, event: Event) -> None:
         cell = self.ids.get(id(event.config)) or run_id(event.config)
-        if event.kind == "started" and cell in self.ended:
-            self._write(f"again  {cell}  {self.names[cell]}")
+        if event.kind == "started":
+            self.begun.add(cell)
+            if cell in self.ended:
+                self._write(f"again  {cell}  {self.names[cell]}")
         step = event.config.trainer.steps if event.kind == "finished" else event.step
+        if event.kind == "finished" and cell not in self.begun | self.ended:  # taken over, or could not start
+            self.num_steps, step = self.num_steps - step, 0
+            self.bar.total = self.num_steps
+            self.bar.refresh()
         if event.kind != "started" and step > self.steps[cell]:
             self.bar.update(step - self.steps[cell])
             self.steps[cell] = step
@@ -43,7 +49,7 @@ class Progress:
             done, seconds = sum(self.steps.values()), time.perf_counter() - self.started
             left = seconds * (self.num_steps - done) / max(1, done)
             count = f"[{self.num_before + len(self.ended)}/{self.total}]"
-            head = f"{count} {seconds / 60:5.1f} min, {left / 60:.1f} min left"
+            head = f"{count} {seconds / 60:5.1f} min, {left / 60:.1f} min left" if cell in self.begun else count
             self._write(f"{head}  {summary_line(event.result, self.names[cell])}")
 
     def _write(self, line: str) -> None:

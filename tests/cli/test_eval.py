@@ -173,7 +173,10 @@ def test_a_run_that_kept_no_policy_gets_one_by_running_again(
     assert main(["export", record.stem, str(tmp_path / "mine"), *results]) == 2
     assert main([*words, "--again", "launch.save=hf"]) == 0
     (aside,) = (tmp_path / "replaced" / "runs").iterdir()
-    assert f"what was there before is in {aside}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"what was there before is in {aside}" in out
+    policy = tmp_path / "policies" / "runs" / record.stem
+    assert out.endswith(f"policy: {policy}; lowbit eval and lowbit export take it by {record.stem}\n")
     assert main([*words, "launch.save=hf"]) == 0
     assert "note: " not in capsys.readouterr().out
     assert main([*words, "launch.save=quantized"]) == 0

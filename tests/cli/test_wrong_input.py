@@ -51,7 +51,7 @@ RUN = (
     ("knobs.TIS.cap=-1", "knobs.TIS.cap: -1.0 is not a positive weight"),
     ("knobs.TIS.cap=nan", "knobs.TIS.cap=nan: a number is expected"),
     # values of another type
-    ("trainer.steps=abc", "trainer.steps='abc': a whole number is expected"),
+    ("trainer.steps=abc", "trainer.steps='abc': a whole number is expected\n"),
     ("trainer.steps=3.5", "trainer.steps=3.5: a whole number is expected"),
     ("trainer.steps=1e3", "trainer.steps=1e3: a whole number is expected, such as 1000"),
     ("engine.max_new_tokens=8.0", "engine.max_new_tokens=8.0: a whole number is expected, such as 8"),

@@ -175,7 +175,11 @@ def test_the_longest_prompt_with_a_whole_response_is_held_against_the_room_befor
     )
     assert refused("engine.max_new_tokens=500") == (
         "model.max_positions=null: with task=gsm8k a prompt of 61 and a response of 500 tokens need 561 positions, the "
-        "model has 512; valid: 561 or more, or shorter responses"
+        "model has 512; valid: 561 or more, or a smaller engine.max_new_tokens"
+    )
+    assert refused("engine.max_model_len=null", asked.replace(":70", ":507")) == (
+        "model.max_positions=null: with evaluations.0.task=gsm8k a prompt of 6 and a response of 507 tokens need 513 "
+        "positions, the model has 512; valid: 513 or more, or a smaller evaluations.0.max_new_tokens"
     )
     for fits in (["engine.max_model_len=76", asked], ["engine=embedded", "engine.max_model_len=71"], []):
         check_data(config_of(folder, "method=bf16", *words, *fits))

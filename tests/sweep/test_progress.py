@@ -18,6 +18,7 @@ def test_cells_of_one_name_are_told_apart_by_their_arms(status: str, capsys: pyt
     assert run_name(cells[0]) == run_name(cells[1])
     progress = Progress(cells[:1], cells)
     found = record(cells[0], Launch(), None, {}, status, "out of luck", None)
+    progress(Event(kind="started", config=cells[0]))
     progress(Event(kind="finished", config=cells[0], result=found))
     progress(Event(kind="started", config=cells[0]))
     progress.close()
@@ -25,6 +26,23 @@ def test_cells_of_one_name_are_told_apart_by_their_arms(status: str, capsys: pyt
     shown = f"{run_id(cells[0])}  {run_name(cells[0])}  lr=0.001"
     assert ended.startswith("[2/2] ") and f" left  {status}  {shown}: " in ended
     assert again == f"again  {shown}"
+
+
+def test_the_time_left_counts_no_cell_that_another_sweep_has_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [small_config("method=bf16", "trainer.steps=6", f"seed={seed}") for seed in range(4)]
+    seconds = iter([0.0, 6.0, 120.0])
+    monkeypatch.setattr("harness.sweep.progress.time.perf_counter", lambda: next(seconds))
+    progress = Progress(cells, cells)
+    found = [record(cell, Launch(), None, {}, "ok", None, None) for cell in cells]
+    progress(Event(kind="finished", config=cells[0], result=found[0]))
+    progress(Event(kind="started", config=cells[1]))
+    progress(Event(kind="finished", config=cells[1], result=found[1]))
+    progress.close()
+    taken, ran = capsys.readouterr().out.splitlines()
+    assert taken.startswith("[1/4]  ok  ")
+    assert ran.startswith("[2/4]   2.0 min, 4.0 min left  ok  ")  # two of the three cells that run here
 
 
 def test_a_run_without_a_last_score_says_why() -> None:

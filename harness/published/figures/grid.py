@@ -56,7 +56,7 @@ def place_of(arm: Arm) -> ModelAndLength:
 def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
     """Heat maps of speed (measured on real kernels alone), mismatch and accuracy of the usual arms; None for a sweep
     that does not vary both size and length with them."""
-    usual = {(place_of(arm), arm.precision, arm.method): arm for arm in arms if not arm.variant}
+    usual = {(place_of(arm), arm.precision, arm.method): arm for arm in arms if not arm.variant and place_of(arm)[1]}
     places = places_of(list(usual.values()))
     rows: list[Row] = sorted({(arm.precision, arm.method) for arm in usual.values()}, key=lambda r: _order(r, control))
     if not places or not rows:
@@ -92,7 +92,7 @@ def draw_grid(arms: Sequence[Arm], control: str) -> Figure | None:
             _columns(ax, places)
         axes[0].set_yticks(range(len(rows)), [f"{p}  {m}" for p, m in rows], fontsize=6.5)
         figure.supxlabel(
-            f"Model size within problem size n, {_seeds(arms)} seeds. Bold: the 95 % interval leaves out 0.{note}",
+            f"Model size within problem size n, {_seeds(arms)}. Bold: the 95 % interval leaves out 0.{note}",
             fontsize=6.5, color=NOTE, x=0.01, ha="left",
         )  # fmt: skip
     return figure
@@ -115,7 +115,7 @@ def _finding(rows: Sequence[Row], places: Sequence[ModelAndLength], gaps: list[l
 
 def _seeds(arms: Sequence[Arm]) -> str:
     counts = sorted({len(arm.runs) for arm in arms})
-    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seed{'s' * (counts[-1] != 1)}"
 
 
 def _order(row: Row, control: str) -> tuple[Any, ...]:

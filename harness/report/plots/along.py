@@ -162,7 +162,7 @@ def _count(number: int, is_rest: bool) -> str:
     """Lines that do not lose, with their verb."""
     if number == 1:
         return "the other differs" if is_rest else "the one line differs"
-    return f"the other {number} differ" if is_rest else f"all {number} lines differ"
+    return f"the other {number} differ" if is_rest else f"{'both' if number == 2 else f'all {number}'} lines differ"
 
 
 def _span(values: Sequence[float], sign: str = "+") -> str:

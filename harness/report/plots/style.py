@@ -197,7 +197,9 @@ def log_y(ax: Axes) -> None:
     """A logarithmic y axis, where a line has a value that it can show."""
     if any(value > 0 for line in ax.lines for value in np.asarray(line.get_ydata(), float)):
         ax.set_yscale("log")
-        ax.minorticks_off()
+        low, high = np.log10(ax.get_ylim())
+        if np.floor(high) > np.ceil(low):  # else powers of ten alone leave an axis with one label or none
+            ax.minorticks_off()
 
 
 def _log_scale(ax: Axes, zeros: Sequence[str]) -> None:

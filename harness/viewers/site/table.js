@@ -76,7 +76,7 @@ function drawBoard(s) {
   fill($("f-precision"), distinct(inSweep, "precision", (a, b) => rank(a) - rank(b)), s.precision, "all"); fill($("f-verdict"), distinct(inSweep, "verdict"), s.verdict, "all");
   $("methods").replaceChildren(...distinct(inSweep, "method").map((m) => text("option", [], { value: m })));
   for (const key of ["method", "find"]) if (document.activeElement !== $("f-" + key)) $("f-" + key).value = s[key] || "";
-  const key = s.sort || SORT, all = sorted(chosenRows(s), key), rows = s.few ? all : all.filter((r) => !r.is_preliminary), shown = s.all ? rows : rows.slice(0, LIMIT);
+  const key = s.sort || SORT, all = sorted(chosenRows(s), key), firm = all.filter((r) => !r.is_preliminary), rows = s.few || !firm.length ? all : firm, shown = s.all ? rows : rows.slice(0, LIMIT);
   const columns = COLUMNS.filter(([name]) => !(name === "sweep" && s.sweep) && !(name === "context" && rows.every((r) => r.context === rows[0].context && s.sweep)));
   $("heads").replaceChildren(...columns.map(([name, heading, , hint]) => {
     const order = key === name ? "ascending" : key === "-" + name ? "descending" : "none";

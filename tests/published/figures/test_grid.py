@@ -17,7 +17,7 @@ from harness.published.figures import FIGURES, draw, missing
 from harness.published.figures.drawn import folded, png
 from harness.published.figures.estimates import bracketed, difference, floored, fraction, geometric, mean, ratio
 from harness.published.figures.grid import draw_grid, places_of
-from harness.records.arms import group_arms
+from harness.records.arms import Arm, group_arms
 from harness.records.packed import pack
 from tests.arm_factory import Runs, run, write
 
@@ -60,6 +60,10 @@ def test_folded_joins_bounds_to_their_value(tmp_path: Path) -> None:
     assert table["AUC - bf16"][1] == "0.100 [0.100, 0.100]" and table["seeds"][0] == 2
 
 
+def _once(arm: Arm) -> Arm:
+    return replace(arm, runs=arm.runs[:1])
+
+
 def test_the_grid_of_emulated_formats_has_no_map_of_speed() -> None:
     runs: Runs = []
     for size in ("xs", "s"):
@@ -87,6 +91,12 @@ def test_the_grid_of_emulated_formats_has_no_map_of_speed() -> None:
     assert draw_grid([arm for arm in arms if arm.fields["task.n"] == 8], "bf16") is None
     elsewhere = [replace(arm, variant="" if arm.fields["task.n"] == 8 else "lr=1") for arm in arms]
     assert draw_grid(elsewhere, "bf16") is None, "usual arms ran at one length alone"
+    text = replace(arms[0], fields=arms[0].fields | {"model.name": "hf", "task.n": None})
+    with_text, once = draw_grid([*arms, text], "bf16"), draw_grid([_once(arm) for arm in arms], "bf16")
+    assert with_text is not None and once is not None
+    assert len(with_text.axes[0].get_xticks()) == len(once.axes[0].get_xticks()), "a text task has no size n"
+    assert with_text.get_supxlabel().endswith(" n, 2 seeds. Bold: the 95 % interval leaves out 0.")
+    assert once.get_supxlabel().endswith(" n, 1 seed. Bold: the 95 % interval leaves out 0.")
 
 
 def test_a_packed_sweep_gives_the_same_figure(tmp_path: Path) -> None:

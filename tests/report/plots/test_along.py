@@ -91,6 +91,8 @@ def test_the_title_names_what_is_lost_at_the_last_value() -> None:
     loss, words = found_along(lines, STALE)
     assert loss == pytest.approx(0.6)
     assert words == "At staleness 16 bf16 bf16 loses 0.60; the other differs by -0.05"
+    near = lines | {("bf16", "bf16"): {16.0: (0.02,)}}
+    assert found_along(near, STALE)[1] == "At staleness 16 both lines differ by -0.05 to +0.02"
     del lines["bf16", "bf16"]
     assert found_along(lines, STALE)[1] == "At staleness 16 the one line differs by -0.05"
     assert found_along(lines, STALE, "n=8")[1].startswith("At staleness 16 (n=8) the one line")

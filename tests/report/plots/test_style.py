@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.report.plots.style import above_panels, looks_of_names
+from harness.report.plots.style import above_panels, log_y, looks_of_names
 
 
 def test_a_title_is_broken_where_the_figure_is_too_narrow() -> None:
@@ -40,3 +41,17 @@ def test_looks_share_no_colour_while_there_are_some_and_never_colour_and_marker(
     looks = looks_of_names(names, "bf16")
     assert len({looks[name].colour for name in names[:11]}) == 11
     assert len({(look.colour, look.marker) for look in looks.values()}) == len(names) == 81
+
+
+@pytest.mark.parametrize(("values", "labels"), [((0.21, 0.29), 9), ((1e-5, 1e-1), 5), ((2e-5, 9e-5), 4)])
+def test_a_logarithmic_axis_has_labels_within_a_decade_too(values: tuple[float, float], labels: int) -> None:
+    figure = Figure(figsize=(4, 3))
+    FigureCanvasAgg(figure)
+    ax = figure.subplots()
+    ax.plot([0, 1], values)
+    log_y(ax)
+    figure.draw_without_rendering()
+    low, high = ax.get_ylim()
+    ticks = [*ax.yaxis.get_major_ticks(), *ax.yaxis.get_minor_ticks()]
+    shown = [tick.label1.get_text() for tick in ticks if low <= tick.get_loc() <= high]
+    assert len([text for text in shown if text]) == labels
