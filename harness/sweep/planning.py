@@ -156,6 +156,8 @@ def file_of(name: str, folder: Path, command: str = "sweep") -> Path:
         raise ValueError(f"{path.stem} is run by another command: lowbit {other} {name}{own}")
     if not path.is_file() and Path(name).exists():
         raise ValueError(f"{name}: a name of sweeps/ is expected, or a path to a .yaml file")
+    if not path.is_file() and path == Path(name):
+        raise ValueError(f"{name}: no such file")
     if not path.is_file():
         names = sweep_names(folder, command)
         hint = nearest(name, names)

@@ -134,6 +134,7 @@ COMMANDS = (
     ("--nope sweep quick", "unknown option --nope; a command comes first; see lowbit --help"),
     ("sweep", "the following arguments are required: name"),
     ("sweep quik", "sweep 'quik' not found; nearest: quick"),
+    ("sweep nowhere/mine.yaml", "nowhere/mine.yaml: no such file"),
     ("sweep search_aqn", "lowbit search search_aqn"),
     ("sweep smoke --ray-address auto", "only with --launcher ray"),
     ("run metod=bf16", "nearest: method"),

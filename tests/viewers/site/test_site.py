@@ -227,6 +227,8 @@ def test_a_browser_filters_and_sorts(results: Path) -> None:
     assert [row[5] for row in rows] == [f"{v:.3f}" for v in chosen["accuracy"]]
     assert [row[3] for row in rows] == ["2/3" if a == "naive int4 n=8" else "3" for a in chosen["arm"]]
     assert 'aria-sort="ascending"' in text and text.count('aria-sort="none"') == 12
+    one_seed = cells(dom(results, "#sweep=duel&context=n%3D8&precision=int4&method=naive"))
+    assert [row[3] for row in one_seed] == ["2/3"]  # nothing else is there, so what has few seeds is not hidden
     assert "4 of 10 arms" in text and "left alone: half.json" in text
     assert re.search(r'<a href="#sweep=duel&amp;context=n%3D16&amp;precision=int8&amp;method=flashrl%2Cnaive">', text)
     assert '<th scope="col">badge</th>' in text and 'src="../figures/duel/scores.png"' in text
