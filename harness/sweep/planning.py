@@ -152,7 +152,7 @@ def file_of(name: str, folder: Path, command: str = "sweep") -> Path:
         own = f"; a file of lowbit {command} is called {STARTS[command]}*.yaml" if command in STARTS else ""
         raise ValueError(f"{path.stem} is run by another command: lowbit {other} {name}{own}")
     if not path.is_file() and Path(name).exists():
-        raise ValueError(f"{name}: a name of sweeps/ is expected, or a path to a .yaml file")
+        raise ValueError(f"{name or repr(name)}: a name of sweeps/ is expected, or a path to a .yaml file")
     if not path.is_file():
         names = sweep_names(folder, command)
         hint = nearest(name, names)
