@@ -13,13 +13,11 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.foundation.project_files import SWEEPS
+from harness.foundation.project_files import STARTS, SWEEPS
 
 VARIABLE = "_ARGCOMPLETE"
 """Environment variable that the shell sets when it asks for completions."""
 CONF = Path(__file__).resolve().parents[1] / "config" / "conf"
-OTHERS = {"search": "search_", "throughput": "throughput_"}
-"""Command -> how the files of `sweeps/` begin that are its own; all others are those of `lowbit sweep`."""
 SWEEP_ARGUMENTS = ("name", "sweep", "sweeps")
 
 
@@ -69,9 +67,9 @@ def _words(name: str, action: argparse.Action) -> Callable[[str], list[str]] | N
 def sweeps(name: str) -> list[str]:
     """The files of `sweeps/` that a command runs, without their ending; of `lowbit paper` the recipes."""
     stems = sorted(path.stem for path in (SWEEPS / "papers" if name == "paper" else SWEEPS).glob("*.yaml"))
-    if name in OTHERS:
-        return [stem for stem in stems if stem.startswith(OTHERS[name])]
-    return [stem for stem in stems if not stem.startswith(tuple(OTHERS.values()))]
+    if name in STARTS:
+        return [stem for stem in stems if stem.startswith(STARTS[name])]
+    return [stem for stem in stems if not stem.startswith(tuple(STARTS.values()))]
 
 
 def methods() -> list[str]:

@@ -63,9 +63,11 @@ def run(a: argparse.Namespace) -> int:
         shown = {"run_id": run_id(config), "name": run_name(config), "config": _told(to_json(config))}
         print(json.dumps(shown | forecast_of(config, a.results, machine), indent=2))
         return 0
+    from harness.records.packed import make_available
     from harness.sweep.progress import Progress, summary_line
     from harness.sweep.queue import put_aside
 
+    make_available(a.results, RUNS)  # else the folder of a new record would hide what is packed
     one = Sweep(name=RUNS, question="", arms=({},), seeds=(config.seed,))
     planned = Planned(sweep=one, cells=(config,), skipped=())
     if not a.is_again and (found := finished(config, launch)) is not None:

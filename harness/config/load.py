@@ -325,6 +325,8 @@ def split_launch(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         if _parsed(override).is_sweep_override():
             raise ValueError(f"{override}: one value is expected")
         values[name] = _parsed(override).value()
+        if isinstance(values[name], bool) and not isinstance(getattr(Launch, name), bool):  # pydantic takes true for 1
+            raise ValueError(f"{override}: neither true nor false is expected; default: {getattr(Launch, name)}")
     return rest, values
 
 

@@ -29,6 +29,8 @@ def home(*places: Path) -> Path:
 
 HOME = home()
 SWEEPS = HOME / "sweeps"
+STARTS = {"search": "search_", "throughput": "throughput_"}
+"""Command -> how the files of `sweeps/` begin that it runs; `lowbit sweep` runs all others."""
 CLAIMS = HOME / "claims.yaml"
 RESULTS = Path("results")
 """The folder of results where a command names no other."""

@@ -21,6 +21,7 @@ from harness.config.resolve import known_parts, resolve
 from harness.config.schema import Name, RunConfig, Whole
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.progress_bar import progress_bar
+from harness.foundation.project_files import STARTS
 from harness.models.checkpoint import content_hash, planned_hash
 from harness.records.arms import arm_names, arms_of
 from harness.records.paths import RUNS
@@ -41,8 +42,6 @@ from harness.start.prepare import check_data
 from harness.sweep.rules import OPEN, Rule, check_rule, in_words, matches, open_keys, values_of
 from methods import method_named, registry
 
-COMMANDS = {"search_": "search", "throughput_": "throughput"}
-"""Beginning of a file's name -> the command that runs it in place of `sweep`."""
 SEEDS = ("seeds", "base_seeds")
 """Keys of an arm that are no overrides."""
 SHOWN = 3
@@ -142,7 +141,7 @@ def sweep_names(folder: Path = SWEEPS, command: str = "sweep") -> list[str]:
 
 
 def _command_of(path: Path) -> str:
-    return next((command for start, command in COMMANDS.items() if path.stem.startswith(start)), "sweep")
+    return next((command for command, start in STARTS.items() if path.stem.startswith(start)), "sweep")
 
 
 def file_of(name: str, folder: Path, command: str = "sweep") -> Path:
@@ -150,12 +149,10 @@ def file_of(name: str, folder: Path, command: str = "sweep") -> Path:
     there or that another command than `lowbit COMMAND` runs."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if path.is_file() and (other := _command_of(path)) != command:
-        own = "".join(
-            f"; a file of lowbit {c} is called {start}*.yaml" for start, c in COMMANDS.items() if c == command
-        )
+        own = f"; a file of lowbit {command} is called {STARTS[command]}*.yaml" if command in STARTS else ""
         raise ValueError(f"{path.stem} is run by another command: lowbit {other} {name}{own}")
     if not path.is_file() and Path(name).exists():
-        raise ValueError(f"{name}: a name of sweeps/ is expected, or a path to a .yaml file")
+        raise ValueError(f"{name or repr(name)}: a name of sweeps/ is expected, or a path to a .yaml file")
     if not path.is_file() and path == Path(name):
         raise ValueError(f"{name}: no such file")
     if not path.is_file():
@@ -198,8 +195,8 @@ def read_sweep(name: str, folder: Path = SWEEPS) -> Sweep:
 def _check_taken(name: str, path: Path, is_given: bool) -> None:
     """Raises ValueError for a name whose folder another command fills, and for a file elsewhere that has a shipped
     sweep's name without giving it."""
-    starts = {RECIPE: "paper"} | COMMANDS
-    if other := next((starts[start] for start in starts if name.startswith(start)), "run" if name == RUNS else None):
+    starts = {"paper": RECIPE} | STARTS
+    if other := next((c for c, start in starts.items() if name.startswith(start)), "run" if name == RUNS else None):
         raise ValueError(f"name={name}: the results of lowbit {other} are kept under such a name; choose another name")
     taken = SWEEPS / f"{name}.yaml"
     if not is_given and name in sweep_names() and path.resolve() != taken.resolve():

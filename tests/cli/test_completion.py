@@ -12,8 +12,9 @@ import pytest
 from harness.cli import completion
 from harness.cli.main import main
 from harness.config.load import groups
+from harness.foundation.project_files import STARTS
 from harness.published.recipes.recipe import recipe_names
-from harness.sweep.planning import COMMANDS, sweep_names
+from harness.sweep.planning import sweep_names
 from methods import METHODS
 from tests.source_tree import ROOT
 
@@ -48,10 +49,9 @@ def test_the_shell_is_told(line: str, expected: list[str], tmp_path: Path) -> No
 def test_sweeps_are_those_that_the_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert completion.sweeps("sweep") == completion.sweeps("report") == sweep_names()
-    assert {command: start for start, command in COMMANDS.items()} == completion.OTHERS
     assert completion.sweeps("paper") == recipe_names()
     everything = {path.stem for path in (ROOT / "sweeps").glob("*.yaml")}
-    assert {name for command in ("sweep", *completion.OTHERS) for name in completion.sweeps(command)} == everything
+    assert {name for command in ("sweep", *STARTS) for name in completion.sweeps(command)} == everything
 
 
 def test_overrides_are_choices_between_names() -> None:

@@ -101,11 +101,11 @@ def launch_by(run: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("harness.sweep.queue.commit", lambda: ("0" * 40, False))
 
 
-def packed(results: Path) -> Path:
-    """The sweep `tiny`, packed as if each of its cells had taken a step."""
-    for record in read_results(results / "runs" / "tiny"):
-        write_result(results / "runs" / "tiny", record.model_copy(update={"num_steps": 1}), [{"train/loss": 0.0}])
-    return pack(results, "tiny")
+def packed(results: Path, sweep: str = "tiny") -> Path:
+    """A sweep, packed as if each of its cells had taken a step."""
+    for record in read_results(results / "runs" / sweep):
+        write_result(results / "runs" / sweep, record.model_copy(update={"num_steps": 1}), [{"train/loss": 0.0}])
+    return pack(results, sweep)
 
 
 def test_a_dry_run_tells_cells_what_is_left_out_and_the_cost(
@@ -248,6 +248,23 @@ def test_cells_of_a_packed_sweep_are_taken_over(
     assert cli.main(words) == 0
     assert "0 of 8 cells to run, 8 taken over from other sweeps" in capsys.readouterr().out
     assert len([*(results / "runs" / "other").glob("*.parquet")]) == 8
+
+
+def test_a_run_hides_no_packed_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = launcher(Seen())
+    monkeypatch.setattr("harness.sweep.queue.run_cells", lambda jobs, workers, admit: run(jobs, admit=admit))
+    results = tmp_path / "results"
+    words = ["run", "model=xs", "trainer.steps=2", "--results", str(results)]
+    assert cli.main(words) == 0
+    packed(results, "runs")
+    shutil.rmtree(results / "runs")
+    assert cli.main([*words, "seed=1"]) == 0
+    assert len(read_results(results / "runs" / "runs")) == 2
+    capsys.readouterr()
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out.startswith("finished before (--again runs it once more): ok  ")
 
 
 def test_a_dry_run_reads_a_packed_sweep_where_it_lies(

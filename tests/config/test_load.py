@@ -199,6 +199,7 @@ def test_launch_settings_are_told_from_the_runs_own():
         (["launch.pakcing=true"], "launch.pakcing=true: launch has no such setting; nearest: packing"),
         (["launch.results=x"], "launch has no such setting"),
         (["launch.packing"], "'launch.packing' is not of the form key=value"),
+        (["launch.stall_s=true"], "launch.stall_s=true: neither true nor false is expected; default: 1800.0"),
     ],
 )
 def test_a_wrong_launch_setting_is_one_line(words, said):

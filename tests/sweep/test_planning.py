@@ -486,6 +486,8 @@ def test_an_unknown_sweep_lists_the_sweeps(tmp_path: Path) -> None:
         read_sweep("mine", tmp_path)
     with pytest.raises(ValueError, match="lowbit search search_mine"):
         read_sweep("search_mine", tmp_path)
+    with pytest.raises(ValueError, match=r"^'': a name of sweeps/ is expected, or a path to a .yaml file$"):
+        read_sweep("")
 
 
 def test_a_sweep_like_another_says_only_what_differs(tmp_path):

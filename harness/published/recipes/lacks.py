@@ -45,7 +45,7 @@ def of_verl(recipe: Recipe) -> list[str]:
     """Arms that trainer=verl refuses, with its reason: these run under trainer=local alone."""
     reasons: dict[str, list[str]] = {}
     for label, arm in recipe.arms.items():
-        words = split_launch([*recipe.overrides(), *with_default_precision([f"{k}={v}" for k, v in arm.items()])])[0]
+        words = split_launch(with_default_precision([*recipe.overrides(), *(f"{k}={v}" for k, v in arm.items())]))[0]
         try:
             check(load([*(word for word in words if not word.startswith("trainer=")), "trainer=verl", "model=s128"]))
         except ValueError as error:

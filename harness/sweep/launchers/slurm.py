@@ -182,6 +182,12 @@ def options_of(words: Sequence[str]) -> dict[str, str]:
         if name == "cluster" and value not in CLUSTERS:
             raise ValueError(f"slurm={word}: valid: {', '.join(CLUSTERS)}")
         found[name] = value
+    least = SIGNAL_S // 60 + 1
+    if found.get("cluster") != "local" and int(found.get("time", MINUTES)) < least:
+        raise ValueError(
+            f"slurm=time={found['time']}: a cell saves its state {least - 1} minutes before its job's time is up and "
+            f"would never get further; valid: {least} or more"
+        )
     return found
 
 

@@ -157,6 +157,11 @@ def test_sbatch_reads_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.M
         ("partition=", "slurm=partition=: valid: NAME=VALUE"),
         ("partitoin=gpu", "slurm=partitoin=gpu: no option 'partitoin'; nearest: partition"),
         ("time=1:00", "slurm=time=1:00: valid: a whole number above 0, in minutes"),
+        (
+            "time=2",
+            "slurm=time=2: a cell saves its state 2 minutes before its job's time is up and would never get "
+            "further; valid: 3 or more",
+        ),
         ("memory=0", "slurm=memory=0: valid: a whole number above 0, in GiB"),
         ("memory=\u0665", "valid: a whole number above 0"),
         ("cluster=pbs", "slurm=cluster=pbs: valid: slurm, local"),
@@ -167,6 +172,7 @@ def test_a_wrong_setting_is_one_line(word: str, said: str) -> None:
     with pytest.raises(ValueError) as caught:
         slurm.options_of(["qos=high", word])
     assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert slurm.options_of(["time=2", "cluster=local"])["time"] == "2"  # which gives no signal before the end
 
 
 def test_a_machine_without_slurm_or_submitit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
