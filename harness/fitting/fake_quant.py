@@ -10,8 +10,9 @@ W, the latent, is a float32 parameter under its checkpoint's name. Its scales ar
     learned   the same as a parameter with LSQ's gradient (1902.08153), integers only; zero points stay.
 
 With given scales the latent is rounded to the grid from float32: bf16 would carry 1 of 100 of GPTQ's pre-round values
-over a bin edge. `shipped` then sends values and scales, from which an engine arrives at the same codes. Left out: a
-cache of the rounded weight between passes, and scales that follow observed ranges.
+over a bin edge. `shipped` then sends values and scales, from which an engine arrives at the same codes, with the
+exceptions that `quantize.receiver_scale` names. Left out: a cache of the rounded weight between passes, and scales that
+follow observed ranges.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false

@@ -79,7 +79,6 @@ def quantize_runs(
                 HAS_CAST=has_fp8_cast(x.device), TOP=largest_code(fmt), AMAX_FLOOR=RULES[fmt.rule].amax_floor,
                 **_EXACT, **LAUNCH,
             )  # fmt: skip
-    columns = columns.view(torch.uint8)
     return (
         _operand(rows, row_scale.t()) if has_rows else None,
         _operand(columns, column_scale if is_square else column_scale.t()) if has_columns else None,

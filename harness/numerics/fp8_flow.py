@@ -155,9 +155,9 @@ def held_weights(model: nn.Module) -> Generator[None]:
     No weight of `model` may change inside. Two bytes per weight stay allocated; emulated layers are not affected.
     """
     layers = [layer for _, layer in _layers(model)]
-    for layer in layers:
-        layer.hold(True)
     try:
+        for layer in layers:
+            layer.hold(True)
         yield
     finally:
         for layer in layers:

@@ -65,11 +65,14 @@ class Case:
     """Quantizer: of an activation "rows", "columns", "both", "twice" or "square"; of a weight "weight"."""
     is_strided: bool = False
     """A slice of a wider tensor, as the parts of a fused projection are."""
+    is_turned: bool = False
+    """A transposed tensor: its rows do not lie together."""
 
     @property
     def name(self) -> str:
         """A readable test id."""
-        size = f"{self.shape[0]}x{self.shape[1]}{'-strided' if self.is_strided else ''}"
+        layout = "-strided" if self.is_strided else "-turned" if self.is_turned else ""
+        size = f"{self.shape[0]}x{self.shape[1]}{layout}"
         return f"{self.what}-{self.kind}-{size}-{str(self.source).removeprefix('torch.')}"
 
 
@@ -87,12 +90,15 @@ def cases() -> Iterator[Case]:
         for what in ("rows", "columns", "both", "twice"):
             yield Case(kind="magnitudes", shape=shape, what=what)
             yield Case(kind="normal", shape=shape, what=what, is_strided=True)
+            yield Case(kind="normal", shape=shape, what=what, is_turned=True)
 
 
 def tensor(case: Case) -> Tensor:
     """The input, on the CPU; near-zero negatives and -0 among it."""
     rows, columns = case.shape
     x = values(case.kind, (rows, columns + 128) if case.is_strided else case.shape).to(case.source)
+    if case.is_turned:
+        x = x.t().contiguous().t()
     return x[:, 64:-64] if case.is_strided else x
 
 

@@ -98,6 +98,25 @@ def test_held_weights_are_quantized_once_and_forgotten() -> None:
     assert torch.equal(layer(x), 2 * first) and calls.count("weight") == 2
 
 
+def test_weights_that_were_held_before_memory_ran_out_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they would stand for weights that a later update has moved."""
+    model, x = nn.Sequential(emulated(128, 128), emulated(128, 128)), randn(10, 128, name="x")
+    use_kernels(model, reference())
+    first, hold = model[0](x), FP8Linear.hold
+
+    def fail(layer: FP8Linear, is_held: bool) -> None:
+        if is_held and layer is model[1]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        hold(layer, is_held)
+
+    monkeypatch.setattr(FP8Linear, "hold", fail)
+    with pytest.raises(torch.OutOfMemoryError), held_weights(model):
+        pass
+    with torch.no_grad():
+        model[0].weight.mul_(2.0)
+    assert torch.equal(model[0](x), 2 * first)
+
+
 def test_gradients_pass_a_checkpoint() -> None:
     from torch.utils.checkpoint import checkpoint
 

@@ -81,8 +81,8 @@ class LiveWeights:
         acts = plan.rollout_acts
         if acts is not None and acts != self.base and all(linear.acts is None for linear in self.linears.values()):
             raise ValueError(
-                f"rollout_acts={acts.name}: no linear layer has a rollout format, so no input would get this one; choose "
-                "rollout_weights=bf16 for quantized inputs beside plain weights"
+                f"rollout_acts={acts.name}: no linear layer has a rollout format, so no input would get this one; "
+                "choose precision.weights=bf16 for quantized inputs beside plain weights"
             )
         self.head = self._head()
         self.layers = [

@@ -218,7 +218,7 @@ def test_a_format_of_inputs_that_no_layer_would_get_is_refused() -> None:
     ):
         with pytest.raises(ValueError) as error:
             EmbeddedEngine(CONFIG, plan, eos_id=1, pad_id=0)
-        assert str(error.value) == f"{none}rollout_weights=bf16 for quantized inputs beside plain weights"
+        assert str(error.value) == f"{none}precision.weights=bf16 for quantized inputs beside plain weights"
     assert set(loaded(model_of(), plan_of("bf16", "int8_token")).realized_plan().acts.values()) == {"int8_token"}
 
 
