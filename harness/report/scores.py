@@ -177,9 +177,19 @@ def by_base(rows: stats.Floats, bases: Sequence[Hashable]) -> stats.Floats:
 
 def on_common_bases(own: Scores, other: Scores) -> tuple[stats.Floats, stats.Floats]:
     """AUCs of the runs of two arms, [m] and [n], on the bases (and questions) that both have."""
-    common = {base for base, _ in own.auc} & {base for base, _ in other.auc}
+    common = _common_bases(own, other)
     first, second = (np.array([v for (base, _), v in one.auc.items() if base in common]) for one in (own, other))
     return first, second
+
+
+def num_common_bases(own: Scores, other: Scores) -> int:
+    """Number of bases (and questions) that two arms share; 0 for a single one, whose runs are the units."""
+    number = len(_common_bases(own, other))
+    return number if number > 1 else 0
+
+
+def _common_bases(own: Scores, other: Scores) -> set[Hashable]:
+    return {base for base, _ in own.auc} & {base for base, _ in other.auc}
 
 
 def by_pair(runs: Sequence[RunResult]) -> dict[stats.Key, RunResult]:

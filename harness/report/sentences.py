@@ -65,7 +65,8 @@ def three_sentences(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> list[
         lines += [_fallen(row) for row in bare if row["verdict"].startswith(COLLAPSES)]
         if lost:
             lines.append(_given_back(lost[0], plain, baseline))
-        if len(lost) == len(bare):
+        tried = rows[(rows["method"] == baseline) & (rows["variant"] == "")]  # those without a difference, too
+        if len(lost) == len(tried):
             lines.append("Every format without a correction costs accuracy.")
         else:
             lines += _free(bare)
@@ -151,7 +152,9 @@ def _given_back(worst: dict[str, Any], plain: Sequence[dict[str, Any]], baseline
     if share <= 0:
         return f"{words} gave back nothing of the {-worst['difference']:.2f}."
     part = "more than half" if share > 0.5 else "less than half"
-    return f"{words} gave back {part} of the {-worst['difference']:.2f} ({100 * share:.0f} %)."
+    fell = best["verdict"].startswith(COLLAPSES)
+    fallen = f"; {best['collapse'].partition(':')[0]} runs with it collapsed and are left out" if fell else ""
+    return f"{words} gave back {part} of the {-worst['difference']:.2f} ({100 * share:.0f} %){fallen}."
 
 
 def _free(bare: Sequence[dict[str, Any]]) -> list[str]:

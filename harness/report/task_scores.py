@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.records.arms import arm_labels
-from harness.records.run_result import RunResult, TaskEvalRecord
+from harness.records.run_result import Base, RunResult, TaskEvalRecord
 from harness.records.sample_scores import Interval, over_seeds, question_scores
 from harness.records.statuses import FINISHED
+from harness.report.scores import by_base
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class TaskScore:
     seeds: int
     questions: int
     interval: Interval
-    """95 %, over seeds and questions."""
+    """95 %, over seeds (over bases, where these have several runs) and questions."""
 
 
 def last_answers(run: RunResult) -> list[TaskEvalRecord]:
@@ -49,19 +50,21 @@ def task_scores(results: Sequence[RunResult]) -> list[TaskScore]:
     """Every score of every arm over its finished runs, arms in the order of `results`. Seeds that were asked other
     questions, or after another number of steps, have a row of their own."""
     labels = arm_labels(results)
-    groups: dict[tuple[str, int, str, int, str], list[TaskEvalRecord]] = {}
+    groups: dict[tuple[str, int, str, int, str], list[tuple[Base, TaskEvalRecord]]] = {}
     for run in (run for run in results if run.status in FINISHED):
         for record in last_answers(run):
             key = (labels[run.run_id], record.number, record.site, record.step, record.question_hash)
-            groups.setdefault(key, []).append(record)
+            groups.setdefault(key, []).append((run.base, record))
     rows: list[TaskScore] = []
     for (arm, _, site, step, _), records in groups.items():
-        scores = [question_scores(record.model_dump()) for record in records]
-        for name in scores[0]:
-            values = np.stack([of_seed[name] for of_seed in scores if name in of_seed])
+        first = records[0][1]
+        scores = [(base, question_scores(record.model_dump())) for base, record in records]
+        for name in scores[0][1]:
+            values = np.stack([of_run[name] for _, of_run in scores if name in of_run])
+            units = by_base(values, [base for base, of_run in scores if name in of_run])
             rows.append(TaskScore(
-                arm=arm, task=records[0].task, site=site, precision=records[0].precision, step=step, name=name,
-                seeds=len(values), questions=values.shape[1], interval=over_seeds(values),
+                arm=arm, task=first.task, site=site, precision=first.precision, step=step, name=name,
+                seeds=len(values), questions=values.shape[1], interval=over_seeds(units),
             ))  # fmt: skip
     return rows
 

@@ -291,6 +291,9 @@ def test_a_base_with_several_runs_is_one_unit_and_a_replicated_control_enters_by
     gaps = np.array([0.5, 0.375, 0.625]) - 0.75
     p = stats.paired(dict(enumerate(gaps)), dict.fromkeys(range(3), 0.0)).p
     assert (row["seeds"], row["pairs"]) == (6, 3)
+    runs = [np.array(values) / 4 for values in ([2, 2, 1, 2, 2, 3], [4, 3, 2, 3, 3, 3, 2, 4, 3])]
+    better = stats.improvement([(runs[0], runs[1])], [3])  # the interval's units are the bases
+    assert [row[f"improvement{end}"] for end in ("", "_low", "_high")] == [better.probability, better.low, better.high]
     assert row["difference"] == pytest.approx(gaps.mean()) and row["p"] == pytest.approx(p)
     assert row["p_sign"] == 0.25  # three bases, all of one sign: 2 of 8 patterns
     assert row["auc"] == pytest.approx(0.5)

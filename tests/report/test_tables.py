@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -247,6 +248,19 @@ def test_the_terminal_ends_with_three_sentences() -> None:
     assert few[2] == "INT8 cost at most 0.03; FP8 (blocks) cost nothing that can be seen with these seeds."
     text = render_terminal(board)
     assert " ".join(text.split()).endswith(" ".join(said))
+
+
+def test_a_correction_whose_runs_collapsed_and_a_format_without_a_difference_are_not_passed_over() -> None:
+    board = leaderboard(sweep(8))
+    fallen, unknown = board["arm"] == "flashrl int4", board["arm"] == "naive int8"
+    board.loc[fallen, ["verdict", "collapse"]] = ["collapses in 3 of 8, else worse", "3 of 8: 9 to 76 %"]
+    board.loc[unknown, ["verdict", "difference"]] = ["no signal", math.nan]
+    said = three_sentences(board)
+    assert re.fullmatch(
+        r"Truncated importance weights gave back (more|less) than half of the 0\.\d\d \(\d+ %\); "
+        r"3 of 8 runs with it collapsed and are left out\.", said[1]
+    )  # fmt: skip
+    assert len(said) == 2  # nothing is known of INT8, so not "every format" costs accuracy
 
 
 def test_every_decided_loss_is_told_and_the_runs_that_collapsed_beside() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from harness.cli.runs import runs_table
 from harness.records.run_result import RunResult, TaskEvalRecord, write_result
-from harness.records.sample_scores import over_questions
+from harness.records.sample_scores import over_questions, over_seeds
 from harness.report.task_scores import HEAD, TaskScore, cells, last_answers, task_scores
 from tests import result_factory as factory
 
@@ -85,6 +85,14 @@ def test_the_interval_of_one_seed_is_over_its_questions_and_of_more_over_both() 
     assert width(0.25, 0.75) > 1.5 * width(0.5, 0.5)  # seeds that differ say less
 
 
+def test_runs_of_one_base_are_one_unit() -> None:
+    """Three runs of one base and one of another, asked the same questions: the interval is that of two bases."""
+    made = [run.model_copy(update={"base_seed": int(seed == 3)}) for seed, run in enumerate(runs(0, 1, 2, 3))]
+    row = next(row for row in task_scores(made) if row.name == "greedy")
+    greedy = np.array([asked(seed).greedy for seed in range(4)], float)
+    assert row.seeds == 4 and row.interval == over_seeds(np.stack([greedy[:3].mean(0), greedy[3]]))
+
+
 def test_the_last_answers_that_did_not_fail_count() -> None:
     (run,) = runs(0)
     records = [
@@ -134,8 +142,8 @@ def test_what_was_not_asked_has_no_score(values: dict[str, Any], names: list[str
 def test_a_single_question_has_a_mean_alone() -> None:
     (row,) = task_scores(runs(0, correct=[], answers=[], greedy=[1]))
     assert math.isnan(row.interval.low) and cells(row)[-3:] == ("1", "1", "1.000")
-    (row,) = task_scores(runs(0, 1, correct=[], answers=[], greedy=[1]))  # over two seeds it says nothing
-    assert cells(row)[-3:] == ("2", "1", "1.000 [0.000, 1.000]")
+    (row,) = task_scores(runs(0, 1, correct=[], answers=[], greedy=[1]))
+    assert math.isnan(row.interval.low) and cells(row)[-3:] == ("2", "1", "1.000")
 
 
 def test_rows_as_text_stand_under_their_heads(tmp_path: Path) -> None:

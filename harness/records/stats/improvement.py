@@ -29,25 +29,31 @@ class Improvement:
     high: float
 
 
-def improvement(strata: Strata) -> Improvement:
+def improvement(strata: Strata, num_bases: Sequence[int] = ()) -> Improvement:
     """P(arm > control), with the score interval of Newcombe's method 5 (Statistics in Medicine 25, 2006).
+
+    `num_bases`: per stratum the bases that both arms ran on, where these are the units; 0, as without: the runs are.
+    Runs of one base rise and fall together, so an interval by runs held the truth in 59 to 93 % where bases had two to
+    six runs and an arm differed from base to base; that of one run a base holds it in 98 % and more.
 
     The variance at a supposed probability is Hanley and McNeil's; over K strata it is the mean of theirs over K, as if
     the probability were one. Student's t with sum(m + n - 2) degrees of freedom in place of the normal: three runs
     that all beat three others are no proof at the 5 % level, since luck alone does that once in ten (2 of 20 orders).
     One run each: [0, 1].
     """
-    strata = [(x, y) for x, y in strata if len(x) and len(y)]
-    if not strata:
+    numbered = zip(strata, num_bases or [0] * len(strata), strict=True)
+    known = [(x, y, number) for (x, y), number in numbered if len(x) and len(y)]
+    if not known:
         return Improvement(probability=math.nan, low=math.nan, high=math.nan)
-    point = float(np.mean([won(x, y) for x, y in strata]))
-    df = sum(len(x) + len(y) - 2 for x, y in strata)
+    point = float(np.mean([won(x, y) for x, y, _ in known]))
+    sizes = [(number or len(x), number or len(y)) for x, y, number in known]
+    df = sum(m + n - 2 for m, n in sizes)
     if df < 1:
         return Improvement(probability=point, low=0.0, high=1.0)
     quantile = float(stdtrit(df, 0.5 + LEVEL / 2))
 
     def is_inside(theta: float) -> bool:
-        variance = sum(_variance(theta, len(x), len(y)) for x, y in strata) / len(strata) ** 2
+        variance = sum(_variance(theta, m, n) for m, n in sizes) / len(sizes) ** 2
         return abs(theta - point) <= quantile * math.sqrt(variance)
 
     return Improvement(probability=point, low=_edge(is_inside, point, 0.0), high=_edge(is_inside, point, 1.0))

@@ -50,7 +50,7 @@ TRAITS: dict[str, Callable[[RunConfig], str]] = {
     "model": lambda cell: size_of(cell.model.name),
     "engine": lambda cell: cell.engine.name,
 }
-"""What sets doses of one format and length apart; a prediction names those that vary in its sweep."""
+"""Settings on which doses of a format and length depend; a prediction names those that vary in its sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,20 @@ def test_improvement_where_every_run_wins() -> None:
     assert math.isnan(stats.improvement([(x, np.array([]))]).low)
 
 
+def test_runs_of_a_base_are_no_further_units() -> None:
+    """Six bases with three runs each, on which an arm is as good as its control, but better or worse on each."""
+    rng, hits = np.random.default_rng(0), {0: 0, 6: 0}
+    for _ in range(300):
+        base, of_arm = rng.normal(0, 0.02, (6, 1)), rng.normal(0, 0.03, (6, 1))
+        x, y = ((base + shift + rng.normal(0, 0.01, (6, 3))).ravel() for shift in (of_arm, 0.0))
+        for number in hits:
+            found = stats.improvement([(x, y)], [number])
+            hits[number] += found.low <= 0.5 <= found.high
+    assert hits[0] / 300 < 0.9 < 0.97 < hits[6] / 300
+    x, y = rng.normal(0, 1, 6), rng.normal(0, 1, 6)
+    assert stats.improvement([(x, y)], [6]) == stats.improvement([(x, y)])  # a run a base
+
+
 def test_improvement_bootstrap_is_scipys() -> None:
     rng = np.random.default_rng(2)
     x, y = rng.normal(0.5, 1, 9), rng.normal(0, 1, 8)
