@@ -52,14 +52,14 @@ def shaped(
         total = total + overlong_penalty(lengths, limit, algo.overlong_buffer, algo.overlong_factor)
     adv = group_advantage(total, group, algo.advantage, algo.adv_eps)
     mask = sampled & ~truncated[:, None] if algo.overlong_filter else sampled
-    _, best = group_range(raw, group)
+    worst, best = group_range(raw, group)
     means = {
         "reward/mean": total,
         "reward/accuracy": raw,
         "reward/best_of_group": best,
         "rollout/length_mean": lengths.float(),
         "rollout/truncated_frac": truncated.float(),
-        "reward/informative_frac": informative_groups(raw, group).float(),
+        "reward/informative_frac": (best > worst).float(),
     }
     values = torch.stack([value.mean() for value in means.values()]).tolist()
     return mask, adv[:, None].expand(mask.shape), dict(zip(means, values, strict=True))
