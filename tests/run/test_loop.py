@@ -127,6 +127,24 @@ def test_kl_term_pulls_towards_the_reference(tmp_path: Path) -> None:
     assert strong[2] < 0.6 * weak[2]
 
 
+@pytest.mark.parametrize(
+    ("words", "launch"),
+    [
+        (("method=bf16_train",), {}),
+        (("method=bf16_train", "trainer.compute=bf16"), {"native_16bit": True, "attention_16bit": True}),
+        (("method=fp16",), {"packing": True}),
+        (("method=bf16_lora", "knobs.LoRA.lr_scale=1", "trainer.compute=bf16"), {}),
+    ],
+    ids=["bf16", "native", "fp16", "lora"],
+)
+def test_the_reference_computes_as_the_policy(words: tuple[str, ...], launch: dict[str, Any], tmp_path: Path) -> None:
+    """At the start the two are one: to the bit no KL, which float32 beside 16 bits would show."""
+    run, rows = stepped(tmp_path, *words, "algo.kl_coef=0.1", **launch)
+    assert rows[0]["train/kl_ref"] == 0.0 < rows[1]["train/kl_ref"]
+    assert run.trainer.reference is not None
+    assert not any(parameter.requires_grad for parameter in run.trainer.reference.parameters())
+
+
 def test_a_non_finite_weight_ends_the_run_as_diverged(tmp_path: Path) -> None:
     run = small_run(tmp_path, ["method=bf16", "precision=fp32"])
 
