@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +156,40 @@ def test_a_non_finite_weight_ends_the_run_as_diverged(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match="not finite"):
         train(run, break_it)
     assert len(run.series) == 2
+
+
+def lost(run: Run, site: str) -> None:
+    """From now on an engine of a run has no log-prob of the first two answers' first tokens."""
+    engine = run.reference if site == "reference" else run.engine
+    sample = engine.generate
+
+    def generate(*words: object, **named: object) -> Rollout:
+        rollout = sample(*words, **named)  # type: ignore[arg-type]
+        rollout.logp[:2, 0] = math.nan
+        return rollout
+
+    engine.generate = generate  # type: ignore[method-assign]
+
+
+def test_an_evaluation_without_log_probs_ends_the_run(tmp_path: Path) -> None:
+    """Sampled from NaN, answers are those of no policy: where float32 has them, it is the policy that diverged."""
+    for site, kind, said in (
+        ("reference", Diverged, r"^a log-probability of the policy is not finite$"),
+        ("rollout", RuntimeError, r"^the engine's log-probs of 2 of \d+ tokens are NaN$"),
+    ):
+        run = small_run(tmp_path, ["method=naive", "precision=int8"])
+        lost(run, site)
+        with pytest.raises(kind, match=said) as error:
+            train(run, lambda run: None)
+        assert type(error.value) is kind and run.series == []
+
+
+def test_a_last_evaluation_without_log_probs_is_told_by_a_finished_run(tmp_path: Path) -> None:
+    run = small_run(tmp_path, ["method=naive", "precision=int8", "trainer.eval_every=9"])
+    train(run, lambda run: lost(run, "rollout") if run.step == 4 else None)
+    (told,) = run.evaluation_errors
+    assert re.fullmatch(r"step 4: RuntimeError: the engine's log-probs of 2 of \d+ tokens are NaN", told)
+    assert [(record.step, record.site) for record in run.evals] == [(0, "reference"), (0, "rollout"), (4, "reference")]
 
 
 def test_fp16_overflow_halves_the_scale_and_skips_the_step(tmp_path: Path) -> None:
