@@ -8,6 +8,7 @@ engine_logp.py       log-probs that an engine gave, refused where they are NaN
 evaluation.py        sampled accuracy on held-out questions, and its record
 rollout_file.py      responses written out, where a launch asks for them
 staleness.py         whose weights sample a step, and what is measured of their age
+stopping.py          responses that end at a text of their task
 task_evaluation.py   evaluations on tasks of their own: several answers a question, scored as matrices
 local/               one process: float32 masters, forward, backward, optimizer
 verl/                verl on Ray: FSDP and vLLM's servers

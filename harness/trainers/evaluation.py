@@ -15,6 +15,7 @@ from harness.records.run_result import EvalRecord
 from harness.tasks import Item, Task, failure_shares
 from harness.trainers.engine_logp import check_answers
 from harness.trainers.local.trainer import Diverged
+from harness.trainers.stopping import stopped
 
 REFERENCE = "fp32"
 """The precision in which runs are compared."""
@@ -40,6 +41,7 @@ def evaluation(
     if site == "reference" and not torch.isfinite(rollout.logp).all():
         raise Diverged("a log-probability of the policy is not finite")
     check_answers(rollout)
+    rollout = stopped(rollout, task)
     scores = task.score(items, rollout.responses())
     return eval_record(
         config, site, step, items,

@@ -16,10 +16,11 @@ from harness.api import Rollout
 from harness.foundation.provenance import ROOT, tensors_hash
 from harness.foundation.state_files import load_state, save_state
 from harness.objective.advantage import shaped
-from harness.run.collect import stopped
 from harness.run.loop import evaluate, grpo_step, train
 from harness.run.run import Run
+from harness.tasks import Task
 from harness.trainers.local.trainer import Diverged, schedule
+from harness.trainers.stopping import stopped
 from tests.toy import small_config, small_run, stepped, take_steps
 
 
@@ -302,6 +303,29 @@ def test_a_response_ends_where_its_task_says() -> None:
         [-1, 0, -1, -1],
     ]  # as it came: padding is no concern here
     assert (found.lengths.tolist(), found.truncated.tolist()) == ([2, 4, 1], [False, True, False])
+
+
+class Short:
+    """A task that ends every response after two tokens."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.pad_id = task, task.pad_id
+
+    def num_kept(self, response: list[int]) -> int:
+        return min(2, len(response))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+
+def test_answers_of_an_evaluation_end_where_their_task_says(tmp_path: Path) -> None:
+    """As responses do in training: what comes behind is neither length nor cut off by the limit."""
+    run = small_run(tmp_path, ["method=bf16", "evaluations=[{task:chain,num:8,k:2}]"])
+    run.task = Short(run.task)  # type: ignore[assignment]
+    run.asked = [replace(one, task=Short(one.task)) for one in run.asked]  # type: ignore[arg-type]
+    evaluate(run)
+    assert [(e.length_mean, e.truncated_frac, e.accuracy) for e in run.evals] == [(2.0, 0.0, 0.0)] * 2
+    assert [(e.length_mean, e.truncated_frac) for e in run.evaluations] == [(2.0, 0.0)] * 2
 
 
 def test_overlong_filter_takes_truncated_responses_out_of_the_loss(tmp_path: Path) -> None:
