@@ -36,8 +36,8 @@ def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], pl
     """Sort a stream and check it against the checkpoint's `shapes`; KV scales are welcome where the plan has a cache
     for them.
 
-    Raises ValueError for missing, unexpected, repeated or misshapen tensors, and for a scale or zero point of a tensor
-    that the plan does not quantize; adapters and KV scales are left to `check_beside`.
+    Raises ValueError for missing, unexpected, repeated or misshapen tensors, and for a scale or zero point that the
+    tensor's format does not have; adapters and KV scales are left to `check_beside`.
     """
     stream = Stream(tensors={}, scales={}, zeros={}, adapters={}, kv={})
     unexpected: list[str] = []
@@ -59,6 +59,8 @@ def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], pl
             (fmt := weight_format(plan, key)) is None or fmt.tile is None
         ):
             raise ValueError(f"{name} is in the stream, and the plan does not quantize {key}")
+        elif kind is stream.zeros and (fmt := weight_format(plan, key)) is not None and fmt.symmetric:
+            raise ValueError(f"{name} is in the stream, and {fmt.name} has no zero point")
         elif kind is stream.tensors and tuple(tensor.shape) != shapes[key]:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the model needs {shapes[key]}")
         else:

@@ -27,6 +27,14 @@ def test_a_scale_of_what_is_not_quantized_is_refused(plan: Plan, name: str, kind
     assert str(error.value) == f"{name}_{kind} is in the stream, and the plan does not quantize {name}"
 
 
+def test_a_zero_point_of_a_symmetric_format_is_refused() -> None:
+    tensors = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+    given = {f"{UP}_scale": torch.ones(4, 1), f"{UP}_zero_point": torch.ones(4, 1)}
+    with pytest.raises(ValueError) as error:
+        read_stream(iter({**tensors, **given}.items()), SHAPES, plan_of("int8_channel"))
+    assert str(error.value) == f"{UP}_zero_point is in the stream, and int8_channel has no zero point"
+
+
 def test_a_scale_of_what_is_quantized_is_kept() -> None:
     tensors = {name: torch.ones(shape) for name, shape in SHAPES.items()}
     given = {f"{UP}_scale": torch.full((4, 1), 0.5), f"{UP}_zero_point": torch.full((4, 1), 7)}
