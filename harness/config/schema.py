@@ -201,6 +201,7 @@ class AlgoConfig:
     )
     denom: Literal["original", "kept"] = "original"
     kl_coef: NotNegative = 0.0
+    """Weight of the KL to the policy that the run starts from, which computes in the trained one's precision."""
     kl_type: Literal["k1", "k2", "k3", "k3_is"] = "k3"
     """Estimator of the KL to the reference; k3_is multiplies k3 by the policy ratio, so that its gradient has no bias
     at any age of the batch (DeepSeek-V3.2)."""

@@ -17,8 +17,9 @@ from harness.models.decoder import Decoder, DecoderConfig
 
 
 def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) -> None:
-    """Raises ValueError, one line, where the run's engine cannot follow the plan or has no kernels for the model's
-    shape, and where the plan's exceptions match no tensor or split a fused matrix. Loads nothing.
+    """Raises ValueError, one line, where the run's engine cannot follow the plan, has no kernels for the model's shape
+    or does not sample at a temperature, and where the plan's exceptions match no tensor or split a fused matrix. Loads
+    nothing.
 
     A run can be planned, and its records read, where neither its engine nor its GPU is: the device says which build of
     vLLM is asked, and `check_installed` refuses the start. `extras`: what the trainer can compute for a part
@@ -29,6 +30,10 @@ def check_engine(config: RunConfig, composed: Composed, extras: frozenset[str]) 
         if (shape := shape_to_check(config.model)) is not None:
             LiveWeights(shape, composed.plan, torch.device("meta"))  # takes no memory, refuses what a start would
         return
+    settings.check_temperature("engine.temperature", config.engine.temperature)
+    for i, entry in enumerate(config.evaluations):
+        if entry.k:
+            settings.check_temperature(f"evaluations.{i}.temperature", entry.temperature)
     build = builds.CUDA if config.trainer.device == "cuda" else builds.CPU
     builds.check_plan(build, composed.plan)
     check_supported(composed, builds.supports(build), config.engine.name, extras)  # before what this machine lacks

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from harness.api import Plan, WeightStream
+from harness.api import Plan, WeightStream, weight_format
 from harness.engines.adapter_shapes import check_adapters
 from harness.foundation.did_you_mean import listed
 from harness.models.adapters import LORA
@@ -32,11 +32,12 @@ class Stream:
     """`*.k_scale` and `*.v_scale` of attention layers, by their own name."""
 
 
-def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *, has_kv: bool) -> Stream:
-    """Sort a stream and check it against the checkpoint's `shapes`; KV scales are welcome where `has_kv`.
+def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Stream:
+    """Sort a stream and check it against the checkpoint's `shapes`; KV scales are welcome where the plan has a cache
+    for them.
 
-    Raises ValueError for missing, unexpected, repeated or misshapen tensors; adapters and KV scales are left to
-    `check_beside`.
+    Raises ValueError for missing, unexpected, repeated or misshapen tensors, and for a scale or zero point that the
+    tensor's format does not have; adapters and KV scales are left to `check_beside`.
     """
     stream = Stream(tensors={}, scales={}, zeros={}, adapters={}, kv={})
     unexpected: list[str] = []
@@ -46,7 +47,7 @@ def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *,
             kind, key = stream.scales, name.removesuffix("_scale")
         elif name.endswith(".weight_zero_point"):
             kind, key = stream.zeros, name.removesuffix("_zero_point")
-        elif has_kv and name.endswith(ENDINGS):
+        elif plan.rollout_kv is not None and name.endswith(ENDINGS):
             kind = stream.kv
         elif name.endswith(LORA):
             kind = stream.adapters
@@ -54,6 +55,12 @@ def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], *,
             unexpected.append(name)
         elif key in kind:
             raise ValueError(f"{name} is in the stream twice")
+        elif (kind is stream.scales or kind is stream.zeros) and (
+            (fmt := weight_format(plan, key)) is None or fmt.tile is None
+        ):
+            raise ValueError(f"{name} is in the stream, and the plan does not quantize {key}")
+        elif kind is stream.zeros and (fmt := weight_format(plan, key)) is not None and fmt.symmetric:
+            raise ValueError(f"{name} is in the stream, and {fmt.name} has no zero point")
         elif kind is stream.tensors and tuple(tensor.shape) != shapes[key]:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the model needs {shapes[key]}")
         else:

@@ -15,8 +15,9 @@ from harness.foundation.seeds import stable_seed
 from harness.numerics.experts import OWN
 from harness.objective.advantage import shaped
 from harness.run.run import Collected, Run
-from harness.tasks import Item, Score, Stopping, Task
+from harness.tasks import Item, Score
 from harness.trainers.dynamic_sampling import filled, num_drawn
+from harness.trainers.stopping import stopped
 
 
 def collect(run: Run, step: Step, clock: Clock) -> Collected:
@@ -96,23 +97,6 @@ def take_rollout(rollout: Rollout, rows: list[int]) -> Rollout:
     index = torch.tensor(rows, dtype=torch.int64, device=rollout.lengths.device)
     every: dict[str, Any] = {field.name: getattr(rollout, field.name) for field in fields(rollout)}
     return replace(rollout, **{name: value[index] for name, value in every.items() if value is not None})
-
-
-def stopped(rollout: Rollout, task: Task) -> Rollout:
-    """A rollout whose responses end where the task says (`Stopping`). What came before was sampled as it would have
-    been by an engine that stops there."""
-    if not isinstance(task, Stopping):
-        return rollout
-    kept = torch.tensor([task.num_kept(response) for response in rollout.responses()]).to(rollout.lengths)
-    is_cut = kept < rollout.lengths
-    if not is_cut.any():
-        return rollout
-    places = torch.arange(rollout.token_ids.shape[1], device=kept.device)
-    is_left = (places >= kept[:, None]) & (places < rollout.lengths[:, None])
-    return replace(
-        rollout, lengths=kept, truncated=rollout.truncated & ~is_cut, logp=rollout.logp.masked_fill(is_left, 0.0),
-        token_ids=rollout.token_ids.masked_fill(is_left, task.pad_id),
-    )  # fmt: skip
 
 
 def join_rollouts(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:

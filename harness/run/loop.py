@@ -41,6 +41,7 @@ from harness.trainers.corrected_step import (
     update_lr_factor,
     update_metrics,
 )
+from harness.trainers.engine_logp import check_engine_logp
 from harness.trainers.evaluation import REFERENCE, evaluation
 from harness.trainers.local.forward import Routers
 from harness.trainers.local.trainer import DIVERGENCES, Diverged, Scores
@@ -138,9 +139,7 @@ def scored(
     scores = trainer.score(seqs, keep_graph=keep_graph, keeps_experts="own_routing" in needs)
     if not torch.isfinite(scores.logp.detach()[seqs.sampled]).all():
         raise Diverged("a log-probability of the trainer is not finite")
-    if num_nan := int((rollout.logp.to(device).isnan() & seqs.sampled).sum()):
-        num = int(seqs.sampled.sum())
-        raise RuntimeError(f"the engine's log-probs of {num_nan} of {num} tokens are NaN, the trainer's not")
+    check_engine_logp(rollout.logp.to(device), seqs.sampled, ", the trainer's not")
     if run.composed.plan.sampler == "trainer":
         check_exact(scores.logp.detach() if stale is None else stale, rollout.logp.to(device), seqs.sampled)
     extras = {"ref_logp": trainer.reference_logp(seqs)} if trainer.reference is not None else {}
@@ -229,7 +228,8 @@ def evaluate(run: Run) -> None:
     precision, then in the run's own rollout. On vLLM `evaluations` are asked as rolled alone; `lowbit eval` asks the
     saved policy in BF16.
 
-    Raises Diverged where a weight is not finite: its answers would be those of no policy.
+    Raises Diverged where a weight or a log-prob of the policy is not finite, and RuntimeError where the rollout engine
+    has log-probs of NaN: the answers would be those of no policy.
     """
     clock = Clock(run.config.trainer.device, lambda: run.lent_gib)
     ask = partial(

@@ -26,8 +26,9 @@ from torch import Tensor
 from harness.api import Rollout, Step, TokenBatch
 from harness.foundation.clock import Clock
 from harness.foundation.seeds import stable_seed
-from harness.run.collect import sequences, stopped
+from harness.run.collect import sequences
 from harness.run.run import Collected, Group, Response, Run
+from harness.trainers.stopping import stopped
 
 
 def collect_partial(run: Run, step: Step, clock: Clock) -> Collected:

@@ -95,7 +95,7 @@ def save_quantized(run: Trained, folder: Path) -> None:
         raise ValueError(f"precision={run.config.precision.name} has no codes")
     step = Step(index=run.step, total=run.config.trainer.steps, seed=run.config.seed, purpose="eval")
     shapes = tensor_shapes(shape)
-    stream = read_stream(run.composed.sync(run.weights(), step), shapes, has_kv=plan.rollout_kv is not None)
+    stream = read_stream(run.composed.sync(run.weights(), step), shapes, plan)
     dtype = base_dtype(plan)
     found = export(stream, plan, shapes, next(iter(run.weights()))[1].device)
     config = base_config(run.folder)

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from harness.foundation.seeds import generator, stable_seed
-from harness.foundation.state_files import load_or_set_aside, save_state
+from harness.foundation.state_files import load_or_set_aside, save_state, set_aside
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.tasks import Demonstrated, Item
 
@@ -48,6 +48,8 @@ def printed(name: str, every_s: float) -> Progress:
     return progress
 
 
+KEEP_S = 60.0
+"""Seconds between two states that a training keeps as it goes on; more where saving would take a twentieth of them."""
 Answers = tuple[Tensor, int]
 """(prompts and right answers [B, L] int64, length of the prompts)."""
 
@@ -106,11 +108,46 @@ class TrainingHost:
 
     device: str = "cpu"
     state: Path | None = None
-    """File that keeps the training when it is asked to stop, and from which it goes on."""
+    """File that keeps the training now and then and when it is asked to stop, and from which it goes on."""
     should_stop: Callable[[], bool] = lambda: False
     """Asked after every step: should training stop?"""
     workers: int = 0
     """Processes that make the documents of a text base; they change nothing but the time."""
+    due: list[float] = field(default_factory=lambda: [time.monotonic() + KEEP_S])
+    """Monotonic time from which the next state is kept."""
+
+    def after_step(self, step: int, state: Callable[[], dict[str, Any]]) -> None:
+        """Keep the training, which is what `state` says, where that is due or a stop is asked for. Raises Unfinished
+        for the stop, and ValueError where its state cannot be written; a full disk costs any other state alone."""
+        is_stopping, began = self.should_stop(), time.monotonic()
+        if self.state is not None and (is_stopping or began >= self.due[0]):
+            try:
+                save_state(self.state, state())
+            except ValueError as error:
+                if is_stopping:
+                    raise
+                print(error, flush=True)
+            now = time.monotonic()
+            self.due[0] = now + max(KEEP_S, 20 * (now - began))
+        if is_stopping:
+            raise Unfinished(f"stopped after {step} steps")
+
+    def resumed(self, restore: Callable[[dict[str, Any]], None]) -> bool:
+        """Go on from the kept state, where there is one. False for one that does not fit, of another version or
+        training: it is set aside, a line says so, and the caller begins anew, with nothing that `restore` touched."""
+        saved = self.kept()
+        if self.state is None or saved is None:
+            return True
+        try:
+            restore(saved)
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            if "alloc" in str(error):  # memory that ran out says nothing about the file
+                raise
+            first = " ".join(str(error).split("\n")[:2])  # torch has a line for every tensor
+            why = ValueError(f"not a state of this training: {type(error).__name__}: {' '.join(first.split())}")
+            print(set_aside(self.state, why), flush=True)
+            return False
+        return True
 
     def forget(self) -> None:
         """Remove the saved state."""
@@ -189,8 +226,8 @@ def fit(
     model = model.to(host.device)
     optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, recipe.betas, weight_decay=0.0, fused=True)
     run = Training(model, optimizer)
-    if (saved := host.kept()) is not None:
-        run.restore(saved)
+    if not host.resumed(run.restore):
+        return fit(config, task, recipe, base_seed, host, progress)
     order = stages(task, recipe)
     with _matmul_precision(host.device):
         while run.stage < len(order):
@@ -220,10 +257,7 @@ def _learn(
             if sampled >= target:
                 return True
             is_near = sampled > target / 2
-        if host.should_stop():
-            if host.state is not None:
-                save_state(host.state, run.state())
-            raise Unfinished(f"stopped after {run.step} steps")
+        host.after_step(run.step, run.state)
     return False
 
 

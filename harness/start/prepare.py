@@ -311,6 +311,8 @@ def prepare(composed: Composed, config: RunConfig, start: Start, launch: Launch)
     ]  # fmt: skip
     if start.max_positions is not None:
         identity.append(start.max_positions)
+    if start.device == "cpu":  # sums are rounded otherwise there; the keys of GPUs are from before devices were told
+        identity.append(start.device)
     identity += config.outside  # a method that was edited may prepare something else
     for i, part in enumerate(composed.parts):
         # what an earlier part wraps or prepares is seen by this one

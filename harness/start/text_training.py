@@ -29,10 +29,9 @@ from harness.api import Plan
 from harness.config.schema import BaseOptimizer
 from harness.engines.embedded.engine import EmbeddedEngine
 from harness.foundation.seeds import generator, stable_seed
-from harness.foundation.state_files import save_state
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.numerics.formats import format_named
-from harness.start.base_training import Point, Progress, Trained, TrainingHost, Unfinished, reached
+from harness.start.base_training import Point, Progress, Trained, TrainingHost, reached
 from harness.start.text_documents import Documents, batches, buckets_of, pack
 from harness.start.text_step import PackedDecoder, PackedStep, device_of, document_numbers
 from harness.tasks import Item, Worded, token_ids
@@ -212,8 +211,13 @@ def fit_text(
     average = _Average(model, recipe.average)
     last = LastLook(average.model, recipe.tolerance > 0)
     done, curve, spent = 0, list[Point](), 0.0
-    if (saved := host.kept()) is not None:
+
+    def restore(saved: dict[str, Any]) -> None:
+        nonlocal done, curve, spent
         done, curve, spent = _restore(step, model, average, last, saved)
+
+    if not host.resumed(restore):
+        return fit_text(config, task, recipe, base_seed, host, progress)
     watched = task.sample("train", [stable_seed(base_seed, "base watch", i) for i in range(recipe.num_eval)])
     numbers = numbers_of(task, watched)
     documents = Documents(
@@ -221,6 +225,9 @@ def fit_text(
     )
     feed, began = batches(documents, done + 1, host.workers, is_pinned=step.is_cuda), time.perf_counter()
     pace = _Pace(step.is_cuda)
+
+    def state() -> dict[str, Any]:
+        return _state(step, model, average, last, done, curve, spent + time.perf_counter() - began)
 
     def look(at: int) -> Point:
         return _point(average.model, task, watched, numbers, recipe, at, base_seed)
@@ -241,11 +248,7 @@ def fit_text(
             pace.go(done)
             if progress is not None:
                 progress(done, recipe.max_steps, reached(curve))
-        if host.should_stop():
-            if host.state is not None:
-                seconds = spent + time.perf_counter() - began
-                save_state(host.state, _state(step, model, average, last, done, curve, seconds))
-            raise Unfinished(f"stopped after {done} steps")
+        host.after_step(done, state)
     return Trained(model=average.model, steps=done, curve=curve, seconds=spent + time.perf_counter() - began,
                    tokens_per_s=pace.steps_per_s * recipe.batch_tokens)  # fmt: skip
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import torch
+
 from harness.api import RolloutEngine
 from harness.config.schema import RunConfig
 from harness.foundation.provenance import text_hash
 from harness.foundation.seeds import stable_seed
 from harness.records.run_result import EvalRecord
 from harness.tasks import Item, Task, failure_shares
+from harness.trainers.engine_logp import check_answers
+from harness.trainers.local.trainer import Diverged
+from harness.trainers.stopping import stopped
 
 REFERENCE = "fp32"
 """The precision in which runs are compared."""
@@ -21,7 +26,11 @@ def evaluation(
     engine: RolloutEngine, site: Site, *, config: RunConfig, task: Task, items: Sequence[Item], max_new_tokens: int,
     step: int,
 ) -> EvalRecord:  # fmt: skip
-    """One sampled answer per held-out question by an engine that holds the policy after `step` steps."""
+    """One sampled answer per held-out question by an engine that holds the policy after `step` steps.
+
+    Raises Diverged where the policy itself, in the reference precision, has a log-prob that is not finite, and
+    RuntimeError where its rollout engine has none.
+    """
     rollout = engine.generate(
         [item.prompt for item in items],
         num_samples=1,
@@ -29,6 +38,10 @@ def evaluation(
         temperature=config.engine.temperature,
         seed=stable_seed("eval"),
     )
+    if site == "reference" and not torch.isfinite(rollout.logp).all():
+        raise Diverged("a log-probability of the policy is not finite")
+    check_answers(rollout)
+    rollout = stopped(rollout, task)
     scores = task.score(items, rollout.responses())
     return eval_record(
         config, site, step, items,

@@ -18,10 +18,12 @@ from harness.foundation.seeds import stable_seed
 from harness.records.run_result import TaskEvalRecord
 from harness.records.sample_scores import classes_of, scores_of
 from harness.tasks import Item, Score, Task, failure_shares
+from harness.trainers.engine_logp import check_answers
 from harness.trainers.evaluation import Site
+from harness.trainers.stopping import stopped
 
 FAILURES = (RuntimeError, ValueError, OSError, MemoryError)
-"""Failures that an evaluation may have: memory, requests that do not fit, a lost worker."""
+"""Failures that an evaluation may have: memory, requests that do not fit, a lost worker, answers without log-probs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,4 +97,6 @@ def _ask(engine: RolloutEngine, one: Asked, k: int, temperature: float, top_p: f
         [item.prompt for item in one.items], num_samples=k, max_new_tokens=one.max_new_tokens,
         temperature=temperature, seed=stable_seed("eval"), top_p=top_p,
     )  # fmt: skip
+    check_answers(rollout)
+    rollout = stopped(rollout, one.task)
     return rollout, one.task.score([item for item in one.items for _ in range(k)], rollout.responses())

@@ -53,6 +53,23 @@ def test_an_exception_that_splits_a_fused_matrix_is_refused_before_anything_is_l
     checked("method=flashrl", "precision=int8", 'knobs.Profile.keep_high=["*.self_attn.*"]', *words)
 
 
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("engine.temperature=0.009",), "engine.temperature"),
+        (("evaluations=[{task:sort,num:2},{task:sort,num:2,temperature:0.009}]",), "evaluations.1.temperature"),
+    ],
+)
+def test_a_temperature_that_vllm_would_raise_is_refused(words, field):
+    run = ("method=bf16", "model=xs128", "trainer.device=cuda")
+    with pytest.raises(ValueError) as caught:
+        checked(*run, *words)
+    assert str(caught.value) == f"{field}=0.009: engine=vllm raises what is below 0.01 to it; valid: 0.01 or more"
+    checked(*run, *(word.replace("0.009", "0.01") for word in words))
+    checked(*run, "evaluations=[{task:sort,num:2,k:0,greedy:true,temperature:0.009}]")  # it has no effect there
+    checked("engine=embedded", *run, *words)
+
+
 def test_a_run_for_a_gpu_is_planned_without_one_and_not_started(monkeypatch):
     """The GPU's own table counts: what the CPU build lacks is planned, what no build has is refused."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -152,5 +152,5 @@ def checkpoint_of(engine: Any, model: Decoder) -> list[tuple[str, Tensor]]:
     from harness.engines.vllm.export import export
     from harness.engines.weight_stream import read_stream
 
-    stream = read_stream(weights(model), engine.shapes, has_kv=False)
+    stream = read_stream(weights(model), engine.shapes, engine.plan)
     return export(stream, engine.plan, engine.shapes, engine.device).tensors

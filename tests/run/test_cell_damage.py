@@ -30,7 +30,9 @@ from harness.records.run_result import read_result, write_result
 from harness.run import cell
 from harness.run.build import build
 from harness.run.cell import UNWRITTEN, Cancelled, Stages, record, record_path, run_cell, work_folder
+from harness.run.checks import check
 from harness.run.run import Run
+from harness.start.prepare import Start, prepare, start_of
 from tests.toy import small_config, small_launch, small_run
 
 
@@ -224,6 +226,17 @@ def test_what_a_part_prepared_is_made_again_when_damaged(tmp_path: Path) -> None
     assert {name: tensor.tolist() for name, tensor in again.items()} == whole
     assert prepared.stat().st_ino != before
     assert len(list((tmp_path / "work" / "prepared").glob("*.corrupt-*"))) == 1
+
+
+def test_each_device_prepares_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums are rounded otherwise on another device, and a run's id says on which it is."""
+    config, launch, build_at = small_config("method=flashrl", "precision=int8"), small_launch(tmp_path), Start.build
+    monkeypatch.setattr(Start, "build", lambda self, folder: build_at(replace(self, device="cpu"), folder))
+    start, found = start_of(config, launch), list[set[str]]()
+    for device in ("cpu", "cuda", "cpu", "cuda"):
+        prepare(check(config), config, replace(start, device=device), launch)
+        found.append({path.parent.name for path in (tmp_path / "work" / "prepared").glob("*/fixed.safetensors")})
+    assert [len(names) for names in found] == [1, 2, 2, 2]
 
 
 def test_an_edited_method_is_prepared_anew(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from harness.api import Rollout
 from harness.foundation.provenance import ROOT, tensors_hash
 from harness.foundation.state_files import load_state, save_state
 from harness.objective.advantage import shaped
-from harness.run.collect import stopped
 from harness.run.loop import evaluate, grpo_step, train
 from harness.run.run import Run
+from harness.tasks import Task
 from harness.trainers.local.trainer import Diverged, schedule
+from harness.trainers.stopping import stopped
 from tests.toy import small_config, small_run, stepped, take_steps
 
 
@@ -127,6 +129,24 @@ def test_kl_term_pulls_towards_the_reference(tmp_path: Path) -> None:
     assert strong[2] < 0.6 * weak[2]
 
 
+@pytest.mark.parametrize(
+    ("words", "launch"),
+    [
+        (("method=bf16_train",), {}),
+        (("method=bf16_train", "trainer.compute=bf16"), {"native_16bit": True, "attention_16bit": True}),
+        (("method=fp16",), {"packing": True}),
+        (("method=bf16_lora", "knobs.LoRA.lr_scale=1", "trainer.compute=bf16"), {}),
+    ],
+    ids=["bf16", "native", "fp16", "lora"],
+)
+def test_the_reference_computes_as_the_policy(words: tuple[str, ...], launch: dict[str, Any], tmp_path: Path) -> None:
+    """At the start the two are one: to the bit no KL, which float32 beside 16 bits would show."""
+    run, rows = stepped(tmp_path, *words, "algo.kl_coef=0.1", **launch)
+    assert rows[0]["train/kl_ref"] == 0.0 < rows[1]["train/kl_ref"]
+    assert run.trainer.reference is not None
+    assert not any(parameter.requires_grad for parameter in run.trainer.reference.parameters())
+
+
 def test_a_non_finite_weight_ends_the_run_as_diverged(tmp_path: Path) -> None:
     run = small_run(tmp_path, ["method=bf16", "precision=fp32"])
 
@@ -137,6 +157,40 @@ def test_a_non_finite_weight_ends_the_run_as_diverged(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match="not finite"):
         train(run, break_it)
     assert len(run.series) == 2
+
+
+def lost(run: Run, site: str) -> None:
+    """From now on an engine of a run has no log-prob of the first two answers' first tokens."""
+    engine = run.reference if site == "reference" else run.engine
+    sample = engine.generate
+
+    def generate(*words: object, **named: object) -> Rollout:
+        rollout = sample(*words, **named)  # type: ignore[arg-type]
+        rollout.logp[:2, 0] = math.nan
+        return rollout
+
+    engine.generate = generate  # type: ignore[method-assign]
+
+
+def test_an_evaluation_without_log_probs_ends_the_run(tmp_path: Path) -> None:
+    """Sampled from NaN, answers are those of no policy: where float32 has them, it is the policy that diverged."""
+    for site, kind, said in (
+        ("reference", Diverged, r"^a log-probability of the policy is not finite$"),
+        ("rollout", RuntimeError, r"^the engine's log-probs of 2 of \d+ tokens are NaN$"),
+    ):
+        run = small_run(tmp_path, ["method=naive", "precision=int8"])
+        lost(run, site)
+        with pytest.raises(kind, match=said) as error:
+            train(run, lambda run: None)
+        assert type(error.value) is kind and run.series == []
+
+
+def test_a_last_evaluation_without_log_probs_is_told_by_a_finished_run(tmp_path: Path) -> None:
+    run = small_run(tmp_path, ["method=naive", "precision=int8", "trainer.eval_every=9"])
+    train(run, lambda run: lost(run, "rollout") if run.step == 4 else None)
+    (told,) = run.evaluation_errors
+    assert re.fullmatch(r"step 4: RuntimeError: the engine's log-probs of 2 of \d+ tokens are NaN", told)
+    assert [(record.step, record.site) for record in run.evals] == [(0, "reference"), (0, "rollout"), (4, "reference")]
 
 
 def test_fp16_overflow_halves_the_scale_and_skips_the_step(tmp_path: Path) -> None:
@@ -249,6 +303,29 @@ def test_a_response_ends_where_its_task_says() -> None:
         [-1, 0, -1, -1],
     ]  # as it came: padding is no concern here
     assert (found.lengths.tolist(), found.truncated.tolist()) == ([2, 4, 1], [False, True, False])
+
+
+class Short:
+    """A task that ends every response after two tokens."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.pad_id = task, task.pad_id
+
+    def num_kept(self, response: list[int]) -> int:
+        return min(2, len(response))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+
+def test_answers_of_an_evaluation_end_where_their_task_says(tmp_path: Path) -> None:
+    """As responses do in training: what comes behind is neither length nor cut off by the limit."""
+    run = small_run(tmp_path, ["method=bf16", "evaluations=[{task:chain,num:8,k:2}]"])
+    run.task = Short(run.task)  # type: ignore[assignment]
+    run.asked = [replace(one, task=Short(one.task)) for one in run.asked]  # type: ignore[arg-type]
+    evaluate(run)
+    assert [(e.length_mean, e.truncated_frac, e.accuracy) for e in run.evals] == [(2.0, 0.0, 0.0)] * 2
+    assert [(e.length_mean, e.truncated_frac) for e in run.evaluations] == [(2.0, 0.0)] * 2
 
 
 def test_overlong_filter_takes_truncated_responses_out_of_the_loss(tmp_path: Path) -> None:

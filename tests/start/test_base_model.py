@@ -16,12 +16,14 @@ import torch
 
 from harness.foundation.lock_file import held
 from harness.foundation.seeds import generator
+from harness.foundation.state_files import load_state, save_state
 from harness.models.checkpoint import load_decoder, read_tensors
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.models.tokenizer import EOS_ID
-from harness.start import base_model
+from harness.start import base_model, base_training
 from harness.start.base_model import base_key, base_name, ensure_base, read_record, recipe_values, train_base
 from harness.start.base_training import (
+    KEEP_S,
     BaseRecipe,
     TrainingHost,
     Unfinished,
@@ -200,6 +202,85 @@ def test_a_stopped_training_goes_on_to_the_same_base(tmp_path):
         assert state.exists() and not (tmp_path / f"stopped{stop}").exists()
         resumed = train_base(CONFIG, TASK, recipe, 0, tmp_path / f"stopped{stop}", None, TrainingHost(state=state))
         assert resumed == straight and not state.exists()
+
+
+class Killed(BaseException):
+    """SIGKILL: the process is gone, whatever it was at."""
+
+
+def test_a_killed_training_goes_on_from_what_it_kept_now_and_then(trained, tmp_path):
+    state, polls, kept = tmp_path / "state.pt", itertools.count(1), list[int]()
+
+    def should_stop():
+        if (poll := next(polls)) in (3, 6):
+            host.due[0] = 0.0
+        if state.exists():
+            kept.append(load_state(state)["step"])
+        if poll == 9:
+            raise Killed
+        return False
+
+    host, began = TrainingHost(state=state, should_stop=should_stop), time.monotonic()
+    with pytest.raises(Killed):
+        train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "base", None, host)
+    assert kept == [3, 3, 3, 6, 6, 6]
+    assert host.due[0] >= began + KEEP_S
+    assert train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "base", None, TrainingHost(state=state)) == trained[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+
+
+def test_a_full_disk_costs_a_state_and_not_the_training(trained, tmp_path, monkeypatch, capsys):
+    def full(path, state):
+        raise ValueError(f"{path}: cannot be written: No space left on device")
+
+    monkeypatch.setattr(base_training, "save_state", full)
+    state = tmp_path / "state.pt"
+    host = TrainingHost(state=state, due=[0.0])
+    assert train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "base", None, host) == trained[1]
+    assert capsys.readouterr().out == f"{state}: cannot be written: No space left on device\n"
+    with pytest.raises(ValueError, match="No space left"):
+        train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "b", None, TrainingHost(state=state, should_stop=lambda: True))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda saved: saved.pop("optimizer"), "KeyError: 'optimizer'"),
+        (
+            lambda saved: saved["model"].update({"model.norm.weight": torch.ones(3)}),
+            "RuntimeError: Error(s) in loading state_dict for Decoder: size mismatch for model.norm.weight: copying a",
+        ),
+        (lambda saved: saved.update(curve=3), "TypeError: 'int' object is not iterable"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_set_aside_and_training_starts_again(change, said, trained, tmp_path, capsys):
+    """That of another version of this project or of another size, in one line."""
+    state = tmp_path / "tiny.pt"
+    with pytest.raises(Unfinished):
+        train_base(
+            CONFIG, TASK, RECIPE, 0, tmp_path / "base", None, TrainingHost(state=state, should_stop=lambda: True)
+        )
+    saved = load_state(state)
+    change(saved)
+    save_state(state, saved)
+    kept = state.read_bytes()
+    assert train_base(CONFIG, TASK, RECIPE, 0, tmp_path / "base", None, TrainingHost(state=state)) == trained[1]
+    (line,) = capsys.readouterr().out.splitlines()
+    again = "tiny.pt was set aside as tiny.pt.corrupt and its training started again from step 0: "
+    assert line.startswith(f"{again}not a state of this training: {said}")
+    assert (tmp_path / "tiny.pt.corrupt").read_bytes() == kept
+
+
+def test_memory_that_ran_out_does_not_set_a_state_aside(tmp_path):
+    state = tmp_path / "tiny.pt"
+    save_state(state, {"step": 3})
+
+    def restore(saved):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        TrainingHost(state=state).resumed(restore)
+    assert load_state(state) == {"step": 3}
 
 
 def test_a_damaged_state_is_set_aside_and_training_starts_again(trained, tmp_path, capsys):

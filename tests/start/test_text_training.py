@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from harness.config.load import load
 from harness.config.schema import Launch
+from harness.foundation.state_files import load_state
 from harness.models.checkpoint import load_decoder
 from harness.models.decoder import Decoder, DecoderConfig
 from harness.start.base_model import base_key, base_name, read_record, train_base
@@ -268,6 +269,27 @@ def test_a_damaged_state_is_set_aside_and_training_starts_again(tmp_path):
     again = fit_text(CONFIG, TASK, recipe, 0, TrainingHost(state=state), None).model.state_dict()
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert (tmp_path / "state.pt.corrupt").read_bytes() == b"half a state"
+
+
+@pytest.mark.parametrize("kind", ["killed", "of another recipe"])
+def test_what_a_training_kept_as_it_went_on_is_gone_on_from_where_it_fits(kind, tmp_path, capsys):
+    recipe, state = dataclasses.replace(RECIPE, max_steps=5, eval_every=5, num_eval=8), tmp_path / "state.pt"
+    whole = fit_text(CONFIG, TASK, recipe, 0, TrainingHost(), None).model.state_dict()
+    first = recipe if kind == "killed" else dataclasses.replace(recipe, optimizer="muon")
+    polls = itertools.count(1)
+
+    def should_stop():
+        if next(polls) == 4:
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_text(CONFIG, TASK, first, 0, TrainingHost(state=state, should_stop=should_stop, due=[0.0]), None)
+    assert load_state(state)["step"] == 1
+    again = fit_text(CONFIG, TASK, recipe, 0, TrainingHost(state=state), None).model.state_dict()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    said = capsys.readouterr().out
+    assert said == "" if kind == "killed" else "not a state of this training: " in said and said.count("\n") == 1
 
 
 def test_averaged_weights_are_kept_as_another_library_averages_them(monkeypatch):

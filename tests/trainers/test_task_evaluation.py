@@ -87,6 +87,22 @@ def test_a_failed_evaluation_is_recorded_and_fails_nothing(tmp_path: Path) -> No
     assert again.evaluations == run.evaluations
 
 
+def test_answers_without_log_probs_are_a_failed_evaluation(tmp_path: Path) -> None:
+    run = small_run(tmp_path, [ENTRIES])
+    sample = run.engine.generate
+
+    def generate(*words: Any, **named: Any) -> Any:
+        rollout = sample(*words, **named)
+        if named["temperature"] == 0.6:
+            rollout.logp[-1, 1] = float("nan")
+        return rollout
+
+    run.engine.generate = generate  # type: ignore[method-assign]
+    evaluate(run)
+    said = "RuntimeError: the engine's log-probs of 1 of 12 tokens are NaN"
+    assert [e.error for e in run.evaluations] == [None] * 5 + [said]
+
+
 def test_the_last_evaluation_cannot_fail_a_finished_run(tmp_path: Path) -> None:
     from harness.run.loop import train
 

@@ -138,7 +138,7 @@ def write_alone(engine: VLLMEngine, tensors: Mapping[str, Tensor], device: str) 
     and until it returns with its launches made one by one."""
     weights, writer = engine.weights, engine.weights.writer
     assert writer is not None
-    stream = read_stream(iter(tensors.items()), weights.shapes, has_kv=False)
+    stream = read_stream(iter(tensors.items()), weights.shapes, weights.plan)
 
     def call() -> None:
         writer.write(stream)

@@ -217,7 +217,7 @@ class LiveWeights:
         casts are written tensor by tensor, so that a load takes no memory of its own; quantized weights need theirs.
         Raises ValueError for missing, unexpected, repeated or misshapen tensors; the old weights then stay.
         """
-        stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
+        stream = read_stream(weights, self.shapes, self.plan)
         check_beside(stream, self.shapes, {} if self.adapters is None else self.adapters.wanted)
         at_once = [not keeps_codes and slab.fmt.tile is None for slab in self.slabs]
         fresh: list[tuple[Slab, Quantized]] = []

@@ -119,10 +119,11 @@ class VLLMEngine:
     ) -> Rollout:
         """`num_samples` responses per prompt, adjacent; token ids as wide as the longest. Temperature 0 is greedy.
 
-        Raises ValueError for requests that do not fit the model, RuntimeError while asleep, before the first load or
-        after a swap that did not end.
+        Raises ValueError for requests that do not fit the model and temperatures that vLLM would raise, RuntimeError
+        while asleep, before the first load or after a swap that did not end.
         """
         self._check_ready()
+        settings.check_temperature("temperature", temperature)
         requests = requests_of(prompts, num_samples, max_new_tokens, temperature, self.config, top_p)
         limit = self.vllm_config.model_config.max_model_len
         if (longest := max(map(len, requests.prompts)) + max_new_tokens) > limit:

@@ -52,7 +52,7 @@ def export(stream: Stream, plan: Plan, order: Mapping[str, tuple[int, ...]], dev
             check_one_scale(names, [*given.values()])
         amax = merged_amax([*received.values()], fmt)
         for name, w in received.items():
-            zero = stream.zeros.get(name)
+            zero = stream.zeros[name].to(device) if name in stream.zeros else None
             q = quantize(w, fmt, scale=given.get(name), zero_point=zero, tensor_amax=None if given else amax)
             if name in given:
                 result.saturated.append((w.numel(), saturated_frac(w, q)))

@@ -54,6 +54,17 @@ ACTS: dict[str, dict[str, Any]] = {
                    "dynamic": True},
 }  # fmt: skip
 """compressed-tensors' descriptions of the inputs of a linear layer, by format."""
+COLDEST = 0.01
+"""Lowest temperature of vLLM above 0, which is greedy: it raises a lower one to this."""
+
+
+def check_temperature(field: str, temperature: float) -> None:
+    """Raises ValueError, one line, for a temperature that vLLM would raise with a warning alone: its log-probs would be
+    of another distribution than is scored."""
+    if 0.0 < temperature < COLDEST:
+        raise ValueError(
+            f"{field}={temperature:g}: engine=vllm raises what is below {COLDEST} to it; valid: {COLDEST} or more"
+        )
 
 
 def installed_build() -> Build:

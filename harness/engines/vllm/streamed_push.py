@@ -86,7 +86,7 @@ class Arrival:
         scales of the cache."""
         weights, unit = self.weights, unit_of(self.waiting[0][0])
         own = self.units.pop(unit, {})
-        part = read_stream(iter(self.waiting), own, has_kv=weights.plan.rollout_kv is not None)
+        part = read_stream(iter(self.waiting), own, weights.plan)
         self.waiting, self.num_owned = [], 0
         for small in (part.scales, part.zeros, part.adapters, part.kv):
             small.update({name: tensor.clone() for name, tensor in small.items()})

@@ -66,7 +66,7 @@ class VLLMWeights:
     def load(self, weights: WeightStream) -> None:
         """Take over a whole stream. ValueError leaves the old weights in place; whatever else goes wrong half-way
         leaves `state` at HALF."""
-        stream = read_stream(weights, self.shapes, has_kv=self.plan.rollout_kv is not None)
+        stream = read_stream(weights, self.shapes, self.plan)
         self.check_beside(stream)
         if self.writer is None:
             self.take_over(export(stream, self.plan, self.shapes, self.device), stream)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from harness.api import Plan
+from harness.api import Plan, weight_format
 from harness.config.compose import Composed
 from harness.models.adapters import add_adapters, freeze_base
 from harness.models.decoder import Decoder
@@ -35,11 +35,13 @@ def policy(model: Decoder, composed: Composed, base_seed: int, fp8_kernels: str)
 
 
 def computing(model: Decoder, plan: Plan) -> Decoder:
-    """Round the products, embeddings and gains of a 16-bit trainer, in place; any other model stays as it is."""
+    """Round the products, embeddings and gains of a 16-bit trainer, in place; any other model stays as it is. The head
+    stays in float32 where engines keep it so, tied to the embedding or not."""
     compute = sixteen_bits(plan)
     if compute is None:
         return model
-    keeps_head = plan.lm_head is not None and plan.lm_head.element == "fp32"
+    head = weight_format(plan, "lm_head.weight")
+    keeps_head = head is not None and head.element == "fp32"
     return cast_model(model, compute, leave=("lm_head",) if keeps_head else ())
 
 

@@ -84,11 +84,13 @@ class LocalTrainer:
         self.config, self.temperature, self.thrift = config, temperature, thrift or Thrift()
         self.micro_batch_rows, self.micro_batch_tokens = micro_batch_rows, micro_batch_tokens
         self.wants_entropy_grad, self.adapters = wants_entropy_grad, plan.adapters
-        self.reference = copy.deepcopy(model).requires_grad_(False) if wants_reference else None
         model = computing(model, plan)
-        if linears_in_bf16(model) and model.model.embed_tokens.weight.is_cuda:
+        reference = copy.deepcopy(model).requires_grad_(False) if wants_reference else None
+        resting = [linears_in_bf16(one) for one in (model, reference) if one is not None]
+        if any(resting) and model.model.embed_tokens.weight.is_cuda:
             torch.cuda.empty_cache()  # an engine starts beside it, and asks the device what is free
         self.model = prepared(model, self.thrift)
+        self.reference = None if reference is None else prepared(reference, self.thrift)  # computes as the policy does
         self.is_fp16 = is_loss_scaled(plan)
         self.shadow = plain_twin(model) if wants_shadow else None
         self.named = named_weights(model)
@@ -170,7 +172,7 @@ class LocalTrainer:
         )  # fmt: skip
 
     def reference_logp(self, seqs: Sequences) -> Tensor:
-        """[B, T] float32 nats under the frozen initial policy."""
+        """[B, T] float32 nats under the frozen initial policy, which computes in the policy's precision."""
         assert self.reference is not None
         return self.score(seqs, model=self.reference).logp
 

@@ -6,6 +6,7 @@ verl's loop would render a chat and decode the answer; here both ends are the to
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -47,12 +48,13 @@ class TaskLoop(AgentLoopBase):
             request_id=uuid4().hex, prompt_ids=list(item.prompt), sampling_params={**sampling_params, **ends}
         )
         ids = output.token_ids[: job.max_new_tokens]
+        logp = output.log_probs[: len(ids)]
         score = (await asyncio.to_thread(task.score, [item], [ids]))[0]
         facts = {"acc": float(score.reward), "is_parsable": float(score.is_parsable), "index": float(item.index),
                  "length": float(len(ids)), "truncated": float(ids[-1] not in ids_of_end),
-                 "failure": score.failure}  # fmt: skip
+                 "failure": score.failure, "lost": float(sum(map(math.isnan, logp)))}  # fmt: skip
         return AgentLoopOutput(
             prompt_ids=list(item.prompt), response_ids=ids, response_mask=[1] * len(ids),
-            response_logprobs=output.log_probs[: len(ids)], reward_score=float(score.reward), num_turns=2,
+            response_logprobs=logp, reward_score=float(score.reward), num_turns=2,
             metrics=AgentLoopMetrics(), extra_fields={**output.extra_fields, "reward_extra_info": facts},
         )  # fmt: skip

@@ -152,9 +152,7 @@ class Engine(FSDPEngineWithLMHead):
     def _build_module(self) -> nn.Module:
         job, composed = current_job(), current_method()
         decoder = policy_of(job, composed, is_empty=self.rank != 0 or job.is_drawn)
-        if not self.engine_config.forward_only:  # the frozen reference computes in float32, as the local trainer's
-            decoder = computing(decoder, composed.plan)
-        decoder = prepared(decoder, thrift_of(job))
+        decoder = prepared(computing(decoder, composed.plan), thrift_of(job))  # the frozen reference as the policy
         use_fp8(decoder, job.config.trainer.device, job.launch.fp8_kernels)
         if torch.distributed.get_rank() == 0 and not self.engine_config.forward_only:
             write_atomic(job.products_file, json.dumps(products(decoder)).encode())

@@ -25,8 +25,9 @@ MEMORY = {
 }
 """Our name -> verl's: peaks of the trainer's process on its GPU since its start, and what all processes of the first
 trainer's machine have of its memory after an update."""
-FACTS = ("acc", "is_parsable", "length", "truncated", "failure")
-"""Facts that `agent.py` reports of every answer: numbers, and the name of its first mistake or None."""
+FACTS = ("acc", "is_parsable", "length", "truncated", "failure", "lost")
+"""Facts that `agent.py` reports of every answer: numbers, and the name of its first mistake or None. `lost`: tokens
+whose log-prob is NaN."""
 
 
 Update = tuple[dict[str, float], dict[str, float]]
@@ -85,11 +86,14 @@ def one_passport(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def evaluation(job: VerlJob, questions: Sequence[Item], facts: Mapping[str, Sequence[Any]], step: int) -> EvalRecord:
-    """One pass over the held-out questions, in their order. Raises RuntimeError where one has no answer."""
+    """One pass over the held-out questions, in their order. Raises RuntimeError where one has no answer, and where
+    answers have no log-probs."""
     answers = {int(index): i for i, index in enumerate(facts["index"])}
     if missing := [item.index for item in questions if item.index not in answers]:
         raise RuntimeError(f"evaluation at step {step}: question {missing[0]} got no answer ({len(missing)} of them)")
     found = {name: [facts[name][answers[item.index]] for item in questions] for name in FACTS}
+    if lost := sum(found["lost"]):
+        raise RuntimeError(f"the engine's log-probs of {lost:.0f} of {sum(found['length']):.0f} tokens are NaN")
     told = zip(found["acc"], found["is_parsable"], found["failure"], strict=True)
     scores = [Score(reward, parsable != 0, failure) for reward, parsable, failure in told]
     return eval_record(

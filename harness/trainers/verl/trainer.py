@@ -46,6 +46,7 @@ from harness.trainers.corrected_step import (
     update_correction,
 )
 from harness.trainers.dynamic_sampling import num_drawn
+from harness.trainers.engine_logp import check_engine_logp
 from harness.trainers.local.policy import is_loss_scaled
 from harness.trainers.local.trainer import Diverged
 from harness.trainers.rollout_file import Answer, RolloutFile
@@ -272,7 +273,7 @@ class Trainer(PPOTrainerSync):
                          is_parsable=fact["is_parsable"] > 0, is_truncated=fact["truncated"] > 0)  # fmt: skip
 
     def _scored(self, dense: dict[str, Tensor], facts: list[dict[str, Any]]) -> tuple[TokenBatch, dict[str, Any]]:
-        """(the batch as the parts see it, its metrics). Raises Diverged."""
+        """(the batch as the parts see it, its metrics). Raises Diverged, and RuntimeError as `check_engine_logp`."""
         job, algo = self.job, self.job.algo
         sampled = dense["response_mask"].bool()
         group = torch.arange(len(facts)) // algo.group_size
@@ -283,6 +284,7 @@ class Trainer(PPOTrainerSync):
         old, rollout = dense["old_log_probs"].float(), dense["rollout_log_probs"].float()
         if not torch.isfinite(old[sampled]).all():
             raise Diverged("a log-probability of the trainer is not finite")
+        check_engine_logp(rollout, sampled, ", the trainer's not")
         extras = {"ref_logp": dense["ref_log_prob"].float()} if "ref_log_prob" in dense else {}
         batch = TokenBatch(token_ids=dense["responses"], mask=mask, adv=adv, rollout_logp=rollout, old_logp=old,
                            step=step, extras=extras, group=group, reward=torch.tensor(rewards).float())  # fmt: skip

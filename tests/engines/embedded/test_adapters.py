@@ -189,7 +189,7 @@ def test_bad_streams_are_refused_and_change_nothing() -> None:
     twice = [*good.items(), (name, good[name])]
     with pytest.raises(ValueError, match="twice"):
         engine.load_weights(iter(twice))
-    plain = EmbeddedEngine(QWEN3, Plan(rollout_weights=format_named("bf16")), eos_id=EOS, pad_id=PAD)
+    plain = EmbeddedEngine(QWEN3, Plan(rollout_weights=format_named("nvfp4")), eos_id=EOS, pad_id=PAD)
     with pytest.raises(ValueError, match=r"lora_A.weight: the plan has no adapters at the rollout"):
         plain.load_weights(iter(good.items()))
     with pytest.raises(ValueError, match=r"adapters.targets: w_proj is no linear layer; choose from down_proj, gate"):

@@ -258,6 +258,7 @@ def test_bad_streams_are_named_and_change_nothing() -> None:
         (other | {norm: torch.ones(3)}, r"model.norm.weight has shape \(3,\), the model needs \(64,\)"),
         (other | {"model.layers.0.mlp.up_proj.lora_A.weight": torch.ones(2, 2)}, "no adapters at the rollout"),
         (other | {"model.layers.0.self_attn.k_scale": torch.ones(())}, "unexpected model.layers.0.self_attn.k_scale"),
+        (other | {f"{norm}_scale": torch.ones(1)}, "model.norm.weight_scale is in the stream, and the plan does not"),
     ):
         with pytest.raises(ValueError, match=words):
             engine.load_weights(iter(stream.items()))

@@ -121,7 +121,7 @@ def test_pieces_and_torn_swaps(engine: VLLMEngine) -> None:
 
 def experts_pushed(engine: VLLMEngine) -> list[tuple[str, torch.Tensor]]:
     """Tensors of a push of A, by checkpoint name."""
-    stream = read_stream(weights(A), engine.shapes, has_kv=False)
+    stream = read_stream(weights(A), engine.shapes, engine.plan)
     return export(stream, engine.plan, engine.shapes, engine.device).tensors
 
 

@@ -71,6 +71,8 @@ def bad_streams(tensors: list[tuple[str, Tensor]]) -> dict[str, list[tuple[str, 
         r"missing none; unexpected model.layers.9.x": [*tensors, ("model.layers.9.x", torch.zeros(1))],
         r"has shape \(3,\), the model needs": [(n, torch.zeros(3) if n == "model.norm.weight" else t)
                                                for n, t in tensors],
+        r"norm.weight_scale is in the stream, and the plan does not quantize model.norm.weight":
+            [*tensors, ("model.norm.weight_scale", torch.ones(1))],
         r"lora_A.weight: the plan has no adapters": [*tensors, ("model.x.lora_A.weight", torch.zeros(1, 1))],
     }  # fmt: skip
 
@@ -107,7 +109,7 @@ def scheduler_of(engine: VLLMEngine) -> Any:
 def pushed_by(plan: Plan, model: Decoder) -> tuple[dict[str, Tensor], dict[str, Quantized]]:
     """Tensors that a push of the model sends under a plan, by checkpoint name; the quantized weights."""
     shapes = tensor_shapes(SHAPE)
-    out = export(read_stream(stream(model), shapes, has_kv=False), plan, shapes, torch.device("cpu"))
+    out = export(read_stream(stream(model), shapes, plan), plan, shapes, torch.device("cpu"))
     return dict(out.tensors), out.quantized
 
 

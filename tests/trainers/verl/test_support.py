@@ -467,7 +467,7 @@ def test_answers_are_put_in_the_order_of_the_questions(tmp_path: Path) -> None:
     questions = run.eval_items[:3]
     facts = {"index": [questions[2].index, questions[0].index, questions[1].index], "acc": [1.0, 0.0, 1.0],
              "length": [4.0, 6.0, 8.0], "truncated": [0.0, 1.0, 0.0], "is_parsable": [1.0, 0.0, 1.0],
-             "failure": [None, "arithmetic", None]}  # fmt: skip
+             "failure": [None, "arithmetic", None], "lost": [0.0, 0.0, 0.0]}  # fmt: skip
     record = rows.evaluation(job, questions, facts, 4)
     assert record.correct == [0, 1, 1]
     assert (record.step, record.site, record.precision) == (4, "rollout", "bf16")
@@ -475,3 +475,5 @@ def test_answers_are_put_in_the_order_of_the_questions(tmp_path: Path) -> None:
     assert (record.length_mean, record.failures) == (6.0, {"arithmetic": pytest.approx(1 / 3)})
     with pytest.raises(RuntimeError, match="got no answer"):
         rows.evaluation(job, run.eval_items[:4], facts, 4)
+    with pytest.raises(RuntimeError, match=r"^the engine's log-probs of 3 of 18 tokens are NaN$"):
+        rows.evaluation(job, questions, facts | {"lost": [1.0, 0.0, 2.0]}, 4)
