@@ -61,6 +61,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from harness.foundation.did_you_mean import nearest
@@ -274,6 +275,9 @@ def check_name(name: str) -> None:
         known = list(registry().methods)
     if name not in known:
         hint = "; TIS alone is method=flashrl" if name.lower() == "tis" else ""
+        files = {where.partition(".")[0] for where in OWN.values()}
+        if name.isidentifier() and name not in files and Path(__file__).with_name(f"{name}.py").exists():
+            raise ValueError(f"method={name}: methods/{name}.py is there, but OWN of methods/__init__.py lacks it")
         raise ValueError(f"method={name}: unknown; {nearest(name, known)}{hint}")
 
 

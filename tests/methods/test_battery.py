@@ -86,6 +86,16 @@ def test_unknown_method_names_the_nearest() -> None:
     assert method_named("mis") is METHODS["mis"]
 
 
+def test_a_file_that_the_list_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(methods.OWN, "icepop")
+    with pytest.raises(
+        ValueError, match=r"^method=icepop: methods/icepop\.py is there, but OWN of methods/__init__\.py lacks it$"
+    ):
+        methods.check_name("icepop")
+    with pytest.raises(ValueError, match=r"^method=gptq_start: unknown; "):  # the file of another name
+        methods.check_name("gptq_start")
+
+
 def test_every_method_stands_where_the_list_says() -> None:
     found, broken = methods.own()
     assert [method.name for method in found] == list(methods.OWN) and broken == {}
