@@ -217,6 +217,7 @@ def render_terminal(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> str:
     sides = [(row, prefix) for row in board.to_dict("records") for prefix in ("", "deployed_")]
     told = [BELOW_ON] * any(num_below(*side) for side in sides)
     told += [LOWER_ON] * any(num_lower(*side) and not num_below(*side) for side in sides)
+    told += [NO_CONTROL] * any(row[f"{prefix}verdict"] == "no control" for row, prefix in sides)
     lines += ["", _control_line(board), *LEGEND, *told, *_marks(board), ""]
     lines += [part for said in three_sentences(board, baseline) for part in wrap(said, WIDTH)]
     return "\n".join(lines).strip("\n")
@@ -438,6 +439,7 @@ _DEPLOYED_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
 """(heading, columns, cell)."""
 BELOW_ON = "below on x/n: the mean is open, but on so many bases it is below its control (sign test at 5 %, all arms)."
 LOWER_ON = "lower on x/n bases: cannot tell over bases, but on so many single ones it is lower by 0.03 and more."
+NO_CONTROL = "no control: no run of the control has these settings on one of the arm's bases."
 LEGEND = (
     "AUC: mean accuracy of the evaluations after step 0.  BF16 policy: the trained weights answer without",
     "rounding; as deployed: in the arm's format.  ±: the interval that decides, the wider side.",

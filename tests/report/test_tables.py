@@ -20,6 +20,7 @@ from harness.report.tables import (
     BELOW_ON,
     LEGEND,
     LOWER_ON,
+    NO_CONTROL,
     VERDICT_WIDTH,
     WIDTH,
     markdown,
@@ -303,6 +304,12 @@ def test_the_seeds_that_are_missing_stand_beside_the_verdict(further: float | No
     row = {"verdict": "cannot tell", "further_seeds": further, "collapse_high": 0.3}
     assert verdict_words(row) == short_verdict()(row) == said
     assert len(said) <= VERDICT_WIDTH and max(map(len, LEGEND)) <= WIDTH
+
+
+def test_an_arm_without_a_control_is_explained_where_there_is_one() -> None:
+    lone = [run for run in sweep(3) if run.config["method"] != "bf16"]
+    text = render_terminal(leaderboard(lone))
+    assert " no control" in text and NO_CONTROL in text and NO_CONTROL not in render_terminal(leaderboard(sweep(3)))
 
 
 def test_single_bases_are_told_where_the_mean_over_bases_is_open() -> None:
