@@ -48,6 +48,8 @@ def test_every_kind_of_answer(results: Path, capsys: pytest.CaptureFixture[str])
     assert held.count("times, assumed") == 1 and "int8       TIS" not in lost and beyond.count("fp8_block  ") == 2
     found = said("--size", "7b", "--length", 1024)
     assert found.count("times, estimated") == 10 and STANDINGS["beyond"] not in found
+    assert lowbit_advise(results, "--size", "7b", "--length", 1024) == 0
+    assert "\nestimated: on one GPU, from what was measured on it. assumed: on several " in capsys.readouterr().out
 
 
 def test_the_probe_is_read_once_and_gives_the_mismatch(

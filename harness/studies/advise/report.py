@@ -14,7 +14,7 @@ from harness.studies.advise.speed import Speed, placement
 
 LEGEND = """\
 step: time of a step with BF16 rollouts over its time with these; the range is that of the plan's measured errors.
-assumed: on several GPUs, where the links between them were not measured.
+estimated: on one GPU, from what was measured on it. assumed: on several GPUs, whose links were not measured.
 tokens: the verdict on word problems with answers of so many tokens, models of 10M parameters, 150 steps, vLLM's
 kernels. equal: within 0.03 of BF16 rollouts. falls 1/6: one run of six collapsed; falls ≤22%: none did, 95 % bound.
 below on x/n, lower on x/n bases: it loses on so many bases, and the mean is open.
