@@ -47,7 +47,7 @@ def run(a: argparse.Namespace) -> int:
     """Print the tables. Raises ValueError for an unknown size, or a length or batch that cannot be."""
     from harness.records.paths import figures_folder
     from harness.studies.capacity.place import Work
-    from harness.studies.capacity.report import NAME, SMALLEST, report, write
+    from harness.studies.capacity.report import LEGEND, NAME, SMALLEST, report, write
     from harness.studies.capacity.seconds import Links
 
     work, links = (
@@ -61,7 +61,9 @@ def run(a: argparse.Namespace) -> int:
 
         print(tables(a.results, cells))
     else:
+        print(page.partition("\n")[0] + "\n")
         print(page[page.index("## ") : page.index("| what | where |")].strip())
+        print("\n" + page[page.index(LEGEND) : page.index("## ")].strip())
     for cell in cells if a.why else ():
         print(f"\n{cell.work.size}, {cell.work.length} tokens, {cell.work.arm}, {cell.place.gpus} GPUs")
         print("\n".join(f"  {line}" for line in cell.why))

@@ -23,6 +23,8 @@ from harness.studies.throughput.plan import read_sweep
 from harness.studies.throughput.shapes import in_order
 
 NAME, SMALLEST = "capacity_h200", "0.5b"
+LEGEND = "Seconds of a step in each cell."
+"""Start of the page's paragraphs that say what the cells of its tables mean."""
 HEAD = """# Capacity plan for NVIDIA H200
 
 A step of {batch} responses after prompts of {prompt} tokens, all of one length. Trainer and engine share every GPU;
@@ -40,7 +42,7 @@ nodes, {host:g} GB/s per GPU to the host (sleep and wake), {reduce:g} us per sma
 overlapped, and an engine over N GPUs decodes N times as fast but for its all-reduces; so **every number of more than
 one GPU is assumed**. Left out: evaluation, checkpoints on disk, padding.
 
-Seconds of a step in each cell. `^` rates of steps that waited for the host; `xN` an engine samples its responses in N
+{legend} `^` rates of steps that waited for the host; `xN` an engine samples its responses in N
 groups, because its cache (or the largest batch that was timed) holds no more at a time; `c` checkpointed layers; `tpN`
 an engine over N GPUs; `spN` N GPUs share a sequence; `off` offloaded; `lora` adapters alone; `no: N` does not fit, N
 GPUs would do; `-` fits, but its engine was not timed. The share is generation's of BF16's step. `{name}.csv` has every
@@ -151,7 +153,7 @@ def report(
     head = HEAD.format(
         batch=base.batch, prompt=base.prompt, rank=LORA_RANK, device=DEVICE_GIB, usable=USABLE_GIB,
         tokens=base.pass_tokens, nvlink=links.nvlink, network=links.network, host=links.host,
-        reduce=links.all_reduce_us, name=NAME, host_gib=base.host_gib, filled=UTILIZATION,
+        reduce=links.all_reduce_us, name=NAME, legend=LEGEND, host_gib=base.host_gib, filled=UTILIZATION,
     )  # fmt: skip
     lines = [head, *(line for n in gpus for line in section(cells, n)), *check.section(results, found, plan)]
     return "\n".join(lines), cells

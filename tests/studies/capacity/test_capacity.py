@@ -441,6 +441,9 @@ def test_the_command_writes_a_page_a_table_and_a_figure(tmp_path: Path, capsys: 
     assert cli.main([*words, "--batch", "64", "--write"]) == 0
     said = capsys.readouterr().out
     assert "## 16 GPUs (assumed)" in said and "- weights: 31 measured" in said
+    assert said.startswith("# Capacity plan for NVIDIA H200\n\n## 1 GPU (estimated)\n")
+    assert f"\n\n{report.LEGEND} `^` rates of steps that waited for the host; " in said
+    assert said.count("\nMemory: BF16, ") == 2
     rows = (tmp_path / "tables" / "capacity_h200.csv").read_text(encoding="utf-8").splitlines()
     assert len(rows) == 1 + 2 * 2 * 2 * 5 and rows[1].startswith("0.5b,512,bf16,1,64,estimated,fits,")
     assert (tmp_path / "figures" / "capacity_h200.png").stat().st_size > 10000
