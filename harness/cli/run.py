@@ -64,6 +64,7 @@ def run(a: argparse.Namespace) -> int:
         print(json.dumps(shown | forecast_of(config, a.results, machine), indent=2))
         return 0
     from harness.records.packed import make_available
+    from harness.sweep.preview import base_lines
     from harness.sweep.progress import Progress, summary_line
     from harness.sweep.queue import put_aside
 
@@ -80,6 +81,8 @@ def run(a: argparse.Namespace) -> int:
     check_place(config, launch)
     if a.is_again and (aside := put_aside([config], launch)) is not None:
         print(f"what was there before is in {aside}; after a stop, the same command without --again goes on")
+    for line in base_lines(planned.cells, planned.cells, {}, launch):
+        print(line, flush=True)
     progress = Progress(planned.cells, planned.cells)
     try:
         records, is_interrupted = run_sweep(planned, launch, 1, progress)

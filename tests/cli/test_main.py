@@ -121,7 +121,9 @@ def test_a_dry_run_tells_cells_what_is_left_out_and_the_cost(
         "\n?: no run of the same arm has finished; the time is predicted from other cells, or from sizes alone" in out
     )
     bases, time, cost, error = out.splitlines()[-4:]
-    assert re.fullmatch(r"bases to train first: xs-chain8-b0-[0-9a-f]{12}(, xs-chain\d+-b\d-[0-9a-f]{12}){5}", bases)
+    assert re.fullmatch(
+        r"bases to train first \([^)]+\): xs-chain8-b0-[0-9a-f]{12}(, xs-chain\d+-b\d-[0-9a-f]{12}){5}", bases
+    )
     assert re.fullmatch(r"time: about [\d.]+ s \([\d.]+ s to [\d.]+ (s|min)\), 2 at a time", time)
     assert cost.endswith("CPU core-hours")
     assert error.startswith(
@@ -258,6 +260,7 @@ def test_a_run_hides_no_packed_runs(
     results = tmp_path / "results"
     words = ["run", "model=xs", "trainer.steps=2", "--results", str(results)]
     assert cli.main(words) == 0
+    assert re.match(r"bases to train first \([^)]+\): xs-sort8-b0-[0-9a-f]{12}\n", capsys.readouterr().out)
     packed(results, "runs")
     shutil.rmtree(results / "runs")
     assert cli.main([*words, "seed=1"]) == 0
