@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.cli.options import OVERRIDES, add_again, add_machine, add_results, check_machine
 
 if TYPE_CHECKING:
+    from harness.api import Part
     from harness.config.schema import Launch, RunConfig
 
 
@@ -115,6 +116,15 @@ def _told(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "base"} | {"model": model}
 
 
+def _replaced(config: RunConfig, parts: Sequence[Part]) -> list[str]:
+    """Remark on a method's own parts that the `parts` of a configuration leave out."""
+    from methods import method_named
+
+    kept = {type(part).__name__ for part in parts}
+    gone = [name for part in method_named(config.method).parts if (name := type(part).__name__) not in kept]
+    return [f"parts: method {config.method} runs without its own {', '.join(gone)}"] if config.parts and gone else []
+
+
 def resolved(overrides: Sequence[str], results: Path, *, is_dry: bool) -> tuple[RunConfig, Launch, list[str]]:
     """(configuration, launch, remarks) of one cell; `is_dry`: without reading large weights. Raises ValueError, one
     line, for words that cannot run on whatever machine."""
@@ -133,7 +143,8 @@ def resolved(overrides: Sequence[str], results: Path, *, is_dry: bool) -> tuple[
 
     given = load(with_default_precision(overrides))
     config = resolve(given, planned_hash if is_dry else content_hash)
-    notes = advice(given, check(config))
+    composed = check(config)
+    notes = [*advice(given, composed), *_replaced(config, composed.parts)]
     check_data(config)
     check_launch(config, launch)
     return config, launch, notes

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main as cli
+from harness.cli.run import resolved
 from harness.published.recipes.twin import write_model, write_questions
 from harness.records.packed import pack
 from harness.records.run_result import read_results, write_result
@@ -317,6 +318,19 @@ def test_dry_run_prints_the_resolved_configuration(capsys: pytest.CaptureFixture
     assert shown["config"]["precision"]["name"] == "int8"
     assert shown["config"]["trainer"]["lr"] == 3e-4
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["method=flashrl", "parts=[icepop.IcePop]"], ["parts: method flashrl runs without its own Profile, TIS"]),
+        (["method=flashrl", "parts=[flashrl.Profile,flashrl.TIS,qurl.UAQ]"], []),
+        (["method=naive", "parts=[flashrl.TIS]"], []),
+        (["method=flashrl"], []),
+    ],
+)
+def test_a_run_tells_which_parts_of_its_method_it_lacks(words: list[str], told: list[str], tmp_path: Path) -> None:
+    assert resolved([*words, "precision=int8"], tmp_path, is_dry=True)[2] == told
 
 
 def test_a_dry_run_of_a_folder_tells_no_shape_that_is_not_the_folders(
