@@ -17,7 +17,8 @@ from harness.sweep.planning import names_of
 
 
 class Progress:
-    """One bar over the steps to go of a sweep on a terminal; a line per finished cell everywhere."""
+    """One bar over the steps to go of a sweep on a terminal; everywhere a line per finished cell, and one now and then
+    about a base that a cell trains first."""
 
     def __init__(self, todo: Sequence[RunConfig], cells: Sequence[RunConfig]) -> None:
         """`cells`: all of the sweep, among which the cells to run have their names."""
@@ -25,7 +26,7 @@ class Progress:
         self.names = names_of(cells)
         self.ids = {id(config): run_id(config) for config in todo}
         self.steps, self.num_done = dict[str, int](), 0
-        self.begun, self.ended = set[str](), set[str]()
+        self.begun, self.ended, self.noted = set[str](), set[str](), set[str]()
         total = sum(config.trainer.steps for config in todo)
         self.bar = tqdm(total=total, unit="step", disable=not sys.stderr.isatty(), smoothing=0.05)
         self.num_steps, self.started = total, time.perf_counter()
@@ -46,6 +47,9 @@ class Progress:
         if event.kind != "started" and (new := step - self.steps[cell]) > 0:
             self.bar.update(new)
             self.num_done, self.steps[cell] = self.num_done + new, step
+        if event.note is not None and event.note not in self.noted:
+            self.noted.add(event.note)
+            self._write(event.note)
         if event.result is not None:
             self.ended.add(cell)
             seconds = time.perf_counter() - self.started
