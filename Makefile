@@ -34,7 +34,7 @@ setup: ## .venv with the package and its development tools (EXTRAS=dev,tasks,...
 sweep: setup ## run sweeps/NAME.yaml (default quick): only cells without a result, then table and figures
 	@$(LOWBIT) sweep $(SWEEP) $(ARGS)
 
-smoke: setup ## the smallest sweep, some 15 seconds
+smoke: setup ## the smallest sweep, some 30 seconds on 2 idle cores
 	@$(LOWBIT) sweep smoke $(ARGS)
 
 base: setup ## train the base models that are not there yet

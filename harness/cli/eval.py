@@ -93,19 +93,26 @@ def _keep(results: Path, name: str, config: RunConfig, records: Sequence[TaskEva
 
 def _of_run(words: str, overrides: Sequence[str], results: Path) -> list[TaskEvalRecord]:
     """Evaluate the last saved policy of a run. Its own evaluations go into its record, in place of failed or older ones
-    of the same step, site and question; others are kept as those of a model folder are."""
+    of the same step, site and question; others are kept as those of a model folder are.
+
+    Raises ValueError where the record is to be written and the run's cell is at work, or another such command is.
+    """
+    from harness.foundation.lock_file import folder_held
     from harness.records.packed import make_available
-    from harness.records.paths import record_path, runs_folder
+    from harness.records.paths import record_path, runs_folder, work_folder
     from harness.records.policies import step_of
 
     found, folder, config, ones = _config_of_run(words, overrides, results)
     check_writable(results, "--results")
-    records = _asked(config, folder, ones, step_of(folder))
     if overrides:
+        records = _asked(config, folder, ones, step_of(folder))
         _keep(results, f"{found.run_id}-{folder.name}", config, records)
         return records
-    make_available(results, found.sweep)
-    _write_into(runs_folder(results, found.sweep), found.run_id, records)
+    refusal = f"{words}: the run, or another evaluation of it, is at work; wait for its end"
+    with folder_held(work_folder(results, found.run_id), refusal):
+        records = _asked(config, folder, ones, step_of(folder))
+        make_available(results, found.sweep)
+        _write_into(runs_folder(results, found.sweep), found.run_id, records)
     print(f"result: {record_path(results, found.sweep, found.run_id)}")
     return records
 

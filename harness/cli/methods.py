@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
-
-from harness.foundation.text_table import text_table
 
 if TYPE_CHECKING:
     from harness.api import Method
 
 SMALL, LARGE = "s128", "7b"
 """Models whose effective bits are shown: 3 million parameters, and the shape of Qwen2.5-7B."""
+COLUMNS = 100
+"""Width of the list where the output is no terminal."""
+STATUSES = {
+    "control": "a rule to compare with",
+    "exact": "the rule as its source gives it",
+    "reconstructed": "part of the rule is ours, because no source gives it",
+    "own": "a rule of no paper",
+}
 ENGINES = ("embedded", "vllm", "verl")
 """Engines that can run a method; vllm: the GPU's build, with the local trainer; verl: that under trainer=verl."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help="these alone, with knobs (default: a table of all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="these alone, with knobs (default: a list of all)")
     parser.add_argument("--json", action="store_true", help="machine-readable")
 
 
@@ -32,7 +40,7 @@ def run(a: argparse.Namespace) -> int:
 
 
 def methods(names: Sequence[str], *, is_json: bool) -> int:
-    """Every method in a table; the named ones with their parts, knobs and what of them is reconstructed."""
+    """Every method in a list; the named ones with their parts, knobs and what of them is reconstructed."""
     from methods import METHODS, method_named, registry
 
     chosen = [method_named(name) for name in names] or list(METHODS.values())
@@ -41,7 +49,7 @@ def methods(names: Sequence[str], *, is_json: bool) -> int:
     elif names:
         print("\n".join(line for m in chosen for line in _lines(m)))
     else:
-        print(_table(chosen))
+        print("\n".join(_list(chosen)))
         for reason in registry().broken.values():
             print(f"left out: {reason}", file=sys.stderr)
     return 0
@@ -57,19 +65,17 @@ def _as_json(m: Method) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _table(chosen: Sequence[Method]) -> str:
-    """A row per method, and where to read on."""
-    rows = [
-        (m.name, status_of(m), m.paper or "-", _shortened(claimed_formats(m)) or "-",
-         "+".join(type(p).__name__ for p in m.parts) or "-", _shortened(m.precisions), " ".join(engines_of(m)),
-         m.claim or m.summary)
-        for m in chosen
-    ]  # fmt: skip
-    head = ("method", "status", "paper", "domain", "parts", "formats", "engines", "claim of its authors")
-    return (
-        f"{text_table(head, rows)}\n\ndomain: the formats that its paper's claims speak of.\n"
-        "lowbit methods NAME shows the whole domain, knobs and what is reconstructed."
-    )
+def _list(chosen: Sequence[Method]) -> Iterator[str]:
+    """A paragraph per method, by status, as wide as the terminal (100 columns in a pipe), and where to read on."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else COLUMNS
+    for status, meaning in STATUSES.items():
+        found = [m for m in chosen if status_of(m) == status]
+        yield from [f"{status}: {meaning}"] if found else []
+        for m in found:
+            yield from wrap(f"  {m.name:<20}  {m.claim or m.summary}", width, subsequent_indent=" " * 24)
+    yield ""
+    yield from wrap("Behind a method of a paper stands the claim of its authors. lowbit methods NAME shows its source, "
+                    "domain, parts, knobs, formats and engines.", width)  # fmt: skip
 
 
 def _lines(m: Method) -> Iterator[str]:
@@ -119,16 +125,8 @@ def domain_lines(method: Method) -> list[str]:
     return [] if method.is_control else [domain_text(domain) for domain in domains_of(method.paper)]
 
 
-def claimed_formats(method: Method) -> list[str]:
-    """Formats among them; "any" where a claim is bound to none."""
-    from harness.published.claims.domains import domains_of
-
-    domains = [] if method.is_control else domains_of(method.paper)
-    return list(dict.fromkeys(name for domain in domains for name in domain.formats or ("any",)))
-
-
 def status_of(method: Method) -> str:
-    """control, own where the rule is no paper's, exact, or reconstructed where part of the rule is ours."""
+    """One of `STATUSES`."""
     if method.is_control or not method.paper:
         return "control" if method.is_control else "own"
     return "reconstructed" if method.reconstructed else "exact"
@@ -163,9 +161,3 @@ def refusal(engine: str, method: Method, precision: str) -> str | None:
     except ValueError as error:
         return str(error)
     return None
-
-
-def _shortened(precisions: Sequence[str]) -> str:
-    """The default first, and how many more."""
-    shown = " ".join(precisions[:3])
-    return shown if len(precisions) <= 3 else f"{shown} +{len(precisions) - 3}"

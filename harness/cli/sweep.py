@@ -44,8 +44,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="a file of sweeps/ without its ending, or a path to a YAML file")
     parser.add_argument("overrides", nargs="*", default=[], help=f"{OVERRIDES}; they apply to every cell and come last")
     parser.add_argument(
-        "--dry-run", action="store_true", help="list cells, what is left out, predicted time and its error; run nothing"
+        "--dry-run",
+        action="store_true",
+        help="count cells by arm, list what is left out, predict the time and its error; run nothing",
     )
+    parser.add_argument("--list", action="store_true", dest="is_listed", help="with --dry-run: list every cell")
     parser.add_argument(
         "--until-decided",
         action="store_true",
@@ -112,6 +115,8 @@ def _sweep(a: argparse.Namespace) -> Sweep:
 def _way(a: argparse.Namespace) -> Way:
     """The options of a call. Raises ValueError for those that do not go together."""
     check_machine(a)
+    if a.is_listed and not a.dry_run:
+        raise ValueError("list: only with --dry-run")
     way = Way(
         workers=a.workers,
         launcher=a.launcher,
@@ -121,6 +126,7 @@ def _way(a: argparse.Namespace) -> Way:
         trackers=a.trackers,
         is_again=a.is_again,
         where=tuple(a.where),
+        is_listed=a.is_listed,
         gpu=a.gpu,
         memory_gib=a.memory,
     )
@@ -160,6 +166,8 @@ class Way:
     """Finished cells run once more."""
     where: tuple[str, ...] = ()
     """Words KEY=VALUES, all of which a cell must agree with."""
+    is_listed: bool = False
+    """A dry run lists every cell."""
     gpu: str | None = None
     """GPU that a dry run predicts for; null takes this machine's."""
     memory_gib: float | None = None
@@ -222,7 +230,7 @@ def sweep_of(
     bases = base_lines(todo, every, known, launch, taken)
     if is_dry:
         _check_launch(todo, launch, way)
-        return dry_run(planned, todo, results, way.workers, taken, way.machine(launch), bases)
+        return dry_run(planned, todo, results, way.workers, taken, way.machine(launch), bases, way.is_listed)
     runner = way.runner()
     tell_left_out(planned)
     waiting = {run_id(cell) for cell in todo}
@@ -303,7 +311,9 @@ def sweep_until_decided(found: Sweep, overrides: Sequence[str], *, results: Path
         _check_launch(todo, launch, way)
         chosen = replace(planned, cells=tuple(todo))
         bases = base_lines(todo, planned.cells, stored(launch), launch)
-        return dry_run(chosen, todo, results, way.workers, (), way.machine(launch), bases) if todo else 0
+        if not todo:
+            return 0
+        return dry_run(chosen, todo, results, way.workers, (), way.machine(launch), bases, way.is_listed)
     runner, started = way.runner(), time.monotonic()
     make_available(results, found.name)
     tell_left_out(planned)

@@ -34,7 +34,7 @@ from harness.api import (
     weight_format,
 )
 from harness.config.resolve import choose_parts, fixed_algo, rollout_plan, trainer_of
-from harness.config.schema import AlgoConfig, RunConfig
+from harness.config.schema import AlgoConfig, RunConfig, TrainerConfig
 from harness.foundation.did_you_mean import nearest
 from harness.numerics.formats import Format, at_rollout, format_named
 from harness.numerics.grids import bits_of, grid_of
@@ -284,6 +284,23 @@ def advice(config: RunConfig, composed: Composed) -> list[str]:
         given, fixed = getattr(algo, key), getattr(method, key)
         if fixed is not None and given not in (fixed, getattr(AlgoConfig, key)):
             remarks.append(f"algo.{key}={given} changes nothing: method {method.name} is defined with {fixed}")
+    return remarks + _schedule_advice(config.trainer, config.trainer.steps * updates)
+
+
+def _schedule_advice(trainer: TrainerConfig, total: int) -> list[str]:
+    """Remarks on settings of the learning rate that change nothing in a run of `total` updates (the rate of each is
+    `harness.trainers.local.trainer.schedule`)."""
+    warmup, remarks = trainer.warmup_steps, list[str]()
+    if trainer.schedule == "constant":
+        if trainer.min_lr_ratio:
+            remarks.append(f"trainer.min_lr_ratio={trainer.min_lr_ratio:g} changes nothing: trainer.schedule=constant "
+                           "never falls")  # fmt: skip
+        if warmup == 1:
+            remarks.append("trainer.warmup_steps=1 changes nothing: the first update has the whole rate")
+    elif total <= warmup + 1:
+        remarks.append(
+            f"trainer.schedule={trainer.schedule} changes nothing: of {total} updates {min(warmup, total)} are warm-up"
+        )
     return remarks
 
 

@@ -42,6 +42,25 @@ def held(path: Path, pause: Callable[[], None] = _pause) -> Iterator[None]:
         handle.close()
 
 
+@contextmanager
+def folder_held(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock of a folder, which is made, and removed when done if nothing is in it. Raises ValueError with the
+    words of `refusal` where somebody else holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ValueError(refusal) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
+        os.close(handle)
+
+
 def wait_until_free(folder: Path) -> None:
     """Wait for the process that holds the lock of a folder, where there is one."""
     handle = os.open(folder, os.O_RDONLY)

@@ -4,6 +4,7 @@ run_result.py      the result of one run: strict JSON, with its series in Parque
 sample_scores.py   avg@k, pass@k and maj@k of several answers a question
 paths.py           the layout of a results folder
 policies.py        the saved policies of a run
+cell_progress.py   the step of a running cell, for its launcher
 results_lock.py    the lock that keeps two sweeps out of one results folder
 statuses.py        statuses of runs, and those that count as finished
 sweep_file.py      a sweep's question and baselines, from its YAML file

@@ -13,7 +13,6 @@ from harness.numerics.formats import format_named
 from harness.run.checks import check, check_device
 from harness.run.gpu_sharing import reserved_gib
 from harness.run.run import Run, Served
-from harness.start.base_training import printed
 from harness.start.prepare import evaluation_tasks, held_out, prepare, start_hashes, start_of
 from harness.tasks import token_ids
 from harness.trainers.evaluation import REFERENCE
@@ -21,9 +20,6 @@ from harness.trainers.local.forward import Thrift
 from harness.trainers.local.policy import policy
 from harness.trainers.local.trainer import DIVERGENCES, LocalTrainer
 from harness.trainers.task_evaluation import asked
-
-BASE_S = 60.0
-"""Seconds between two lines about a base that a run trains first; a launcher takes them as signs of life."""
 
 
 def build(
@@ -33,7 +29,7 @@ def build(
     Unfinished where `should_stop` ends the training of a base."""
     composed, device = check(config), config.trainer.device
     check_device(config)
-    start = start_of(config, launch, printed("base", BASE_S), should_stop)
+    start = start_of(config, launch, should_stop)
     model = prepare(composed, config, start, launch).to(device)
     shape = model.config
     model = policy(model, composed, config.base_seed, launch.fp8_kernels)

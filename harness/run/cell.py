@@ -20,7 +20,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from harness.foundation import life, provenance
 from harness.foundation.state_files import load_or_set_aside, save_state, set_aside
 from harness.foundation.time_stamp import now
 from harness.records import paths
+from harness.records.cell_progress import tell
 from harness.records.run_result import Row, RunResult, read_result, write_result
 from harness.records.statuses import FINISHED
 from harness.run.build import build
@@ -99,7 +99,7 @@ def run_cell(
     try:
         if config.trainer.name == "verl":
             run, hashes = watch(config, launch, check(config), work, should_stop)
-            run.train(lambda step, reward: _tell(work, config, step, reward), should_stop, Cancelled)
+            run.train(lambda step, reward: tell(work, step, config.trainer.steps, reward), should_stop, Cancelled)
             hashes["final"] = run.final_hash()
             if launch.save != "none":
                 _keep_policy(run, launch, notes)
@@ -207,7 +207,7 @@ def _after_step(
                 if not any(note.startswith(UNSAVED) for note in notes):
                     notes.append(f"{UNSAVED} at step {run.step}: {error}")
         if now - told[0] >= 0.5:
-            _tell(work, run.config, run.step, run.series[-1]["reward/accuracy"])
+            tell(work, run.step, run.config.trainer.steps, run.series[-1]["reward/accuracy"])
             told[0] = now
         if is_stopping:
             raise Cancelled
@@ -221,18 +221,6 @@ def _keep_policy(run: Run | Watched, launch: Launch, notes: list[str]) -> None:
         notes += save_policy(run, launch, run_id(run.config))
     except OSError as error:
         notes.append(f"the policy of step {run.step} could not be saved: {error}")
-
-
-def _tell(work: Path, config: RunConfig, step: int, reward: float) -> None:
-    """Write the cell's step and reward, for its launcher."""
-    shown: dict[str, Any] = {"step": step, "steps": config.trainer.steps, "reward": reward}
-    temporary = work / "progress.part"
-    with suppress(OSError):
-        try:
-            temporary.write_text(json.dumps(shown), encoding="utf-8")
-            temporary.replace(work / "progress.json")
-        finally:
-            temporary.unlink(missing_ok=True)  # a full disk leaves an empty one
 
 
 def _leave_when_orphaned(parent: int) -> None:

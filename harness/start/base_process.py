@@ -17,13 +17,11 @@ import torch
 from harness.config.load import parse
 from harness.config.schema import Launch, RunConfig
 from harness.start.base_model import read_record
-from harness.start.base_training import Unfinished, printed
+from harness.start.base_training import Unfinished
 from harness.start.prepare import base_folder, start_of
 
 UNFINISHED = 3
 """Exit code of a process that stopped in between."""
-SHOW_S = 10.0
-"""Seconds between two lines about one base."""
 
 
 def train(words: str) -> int:
@@ -40,7 +38,7 @@ def train(words: str) -> int:
         return bool(stops) or (values["end"] is not None and time.monotonic() >= values["end"])
 
     try:
-        record = read_record(start_of(config, launch, printed(folder.name, SHOW_S), should_stop).folder)
+        record = read_record(start_of(config, launch, should_stop).folder)
     except Unfinished as stop:
         print(f"{folder.name}: {stop}", flush=True)
         return UNFINISHED

@@ -31,19 +31,21 @@ from harness.tasks import Demonstrated, Item
 
 Progress = Callable[[int, int, float], None]
 """Callback with (steps done, most steps, expected sampled accuracy), at every evaluation."""
+SHOW_S = 10.0
+"""Seconds between two lines about a base's training; a launcher takes them as signs of life."""
 Point = tuple[int, float | None, float]
 """(step, accuracy of sampling or None where nobody sampled, what is measured beside it: here the accuracy of greedy
 decoding, of a text base the mean probability of all numbers of an answer)."""
 
 
-def printed(name: str, every_s: float) -> Progress:
-    """Progress of a base's training as a printed line, one in `every_s` seconds."""
+def in_words(name: str, say: Callable[[str], None], every_s: float = SHOW_S) -> Progress:
+    """Progress of a base's training as a line, which `say` is called with once in `every_s` seconds."""
     last = [time.monotonic()]
 
     def progress(step: int, most: int, accuracy: float) -> None:
         if time.monotonic() - last[0] >= every_s:
             last[0] = time.monotonic()
-            print(f"{name}: step {step} of at most {most}, accuracy {accuracy:.3f}", flush=True)
+            say(f"{name}: step {step} of at most {most}, accuracy {accuracy:.3f}")
 
     return progress
 

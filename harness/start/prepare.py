@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from harness.api import Plan, Rollout, Site, stated_knobs
 from harness.config.compose import Composed, has_hook, plan_json
 from harness.config.decoder_config import decoder_config, shape_to_check
+from harness.config.load import run_id
 from harness.config.outside import part_sources
 from harness.config.schema import BaseConfig, Launch, RunConfig
 from harness.engines.embedded.engine import EmbeddedEngine
@@ -27,9 +28,10 @@ from harness.foundation.seeds import stable_seed
 from harness.models.checkpoint import content_hash, load_config, load_decoder, save_decoder, spread_channels
 from harness.models.decoder import Decoder, DecoderConfig, Layer
 from harness.numerics.formats import format_named
+from harness.records.cell_progress import tell
 from harness.records.paths import bases_folder, work_folder
 from harness.start.base_model import base_key, base_name, check_recipe, ensure_base, waiting
-from harness.start.base_training import BaseRecipe, Progress, TrainingHost
+from harness.start.base_training import BaseRecipe, TrainingHost, in_words
 from harness.start.text_training import TextRecipe
 from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task, check_ends, token_ids
 from harness.tasks.contract import Split
@@ -273,10 +275,10 @@ def _recipe(config: RunConfig, task: Demonstrated) -> BaseRecipe | TextRecipe:
 def start_of(
     config: RunConfig,
     launch: Launch,
-    progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Start:
-    """The task and the base of a run; trains the base where it is not there yet, on the run's device.
+    """The task and the base of a run; trains the base where it is not there yet, on the run's device, and then prints
+    how far it is and tells the launcher of the run, where it has one.
 
     Raises Unfinished where `should_stop` says so: the same call later goes on from there.
     """
@@ -289,7 +291,13 @@ def start_of(
         device = config.trainer.device
         workers = 0 if device == "cpu" else max(1, min(8, (os.cpu_count() or 1) // 2))
         host = TrainingHost(device=device, state=state, should_stop=should_stop, workers=workers)
-        path = ensure_base(config.model.name, shape, shown, recipe, config.base_seed, root, progress, host)
+        work = work_folder(launch.results, run_id(config))
+
+        def say(line: str) -> None:
+            print(line, flush=True)
+            tell(work, 0, config.trainer.steps, note=line)
+
+        path = ensure_base(config.model.name, shape, shown, recipe, config.base_seed, root, in_words(name, say), host)
     seed = stable_seed(config.base_seed, "spread")
     return Start(
         folder=path, task=task, spread=config.model.spread, spread_seed=seed, device=config.trainer.device,

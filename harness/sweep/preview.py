@@ -11,12 +11,14 @@ from typing import Any
 
 from harness.config.compose import compose
 from harness.config.decoder_config import decoder_config
-from harness.config.load import run_id
+from harness.config.load import run_id, to_json
 from harness.config.schema import Launch, RunConfig
 from harness.engines.vllm.memory import kv_bytes_per_token, num_parameters, weight_bytes
 from harness.foundation.duration import duration
+from harness.foundation.text_table import text_table
 from harness.foundation.visible_gpus import visible_gpus
 from harness.models.checkpoint import UNREAD, lacks_weights
+from harness.records.arms import arms_of, label
 from harness.records.run_result import RunResult
 from harness.records.statuses import FINISHED
 from harness.start.base_model import read_record
@@ -52,23 +54,25 @@ def dry_run(
     taken: Collection[str] = (),
     machine: Machine = HERE,
     bases: Sequence[str] = (),
+    is_listed: bool = False,
 ) -> int:
-    """Print cells, each by its run's name and what sets its arm apart, what is left out and why, predicted time and
-    device-hours with the past error. Exit code 0.
+    """Print cells by arm, what is left out and why, predicted time and device-hours with the past error. Exit code 0.
 
     `taken`: ids of cells that another sweep has finished, whose records will be copied. `machine`: the GPUs of each
-    cell. `bases`: the `base_lines`.
+    cell. `bases`: the `base_lines`. `is_listed`: every cell in place of the arms, by its run's name and what sets its
+    arm apart.
     Raises ValueError as `check_named`.
     """
     check_named(planned.cells, machine)
     todo = [cell for cell in todo if run_id(cell) not in taken]
     model = fit(read_samples(results))
     waiting = {run_id(cell): model.estimate(cell, machine=machine) for cell in todo}
-    for cell_id, name in names_of(planned.cells).items():
-        found = waiting.get(cell_id)
-        done = "elsewhere" if cell_id in taken else "finished"
-        state = done if found is None else f"{duration(found.seconds)}{'' if found.level == 'like' else '?'}"
-        print(f"{state:>9}  {cell_id}  {name}")
+    if is_listed:
+        for cell_id, name in names_of(planned.cells).items():
+            done = "elsewhere" if cell_id in taken else "finished"
+            print(f"{_time_words([waiting[cell_id]]) if cell_id in waiting else done:>9}  {cell_id}  {name}")
+    else:
+        print(f"{arm_tables(planned.cells, waiting)}\n")
     if any(found.level != "like" for found in waiting.values()):
         print("?: no run of the same arm has finished; the time is predicted from other cells, or from sizes alone")
     tell_left_out(planned)
@@ -84,6 +88,33 @@ def dry_run(
         print("\n".join(forecast_lines(todo, list(waiting.values()), model, workers, machine)))
         print("".join(f"{line}\n" for line in folder_lines(todo, machine)), end="")
     return 0
+
+
+def arm_tables(cells: Sequence[RunConfig], waiting: Mapping[str, TimeForecast]) -> str:
+    """Cells, finished ones, those to run and their time one after another: by arm over all settings, and by setting
+    (such as model and length) where there are several. `waiting`: forecasts of the cells to run, by run id."""
+    arms = arms_of([to_json(cell) for cell in cells])
+    tables = list[str]()
+    for head, names in (
+        ("arm", [" ".join(filter(None, (arm.method, arm.precision, arm.variant))) for arm in arms]),
+        ("setting", [label(arm.context) or "-" for arm in arms]),
+    ):
+        groups = dict[str, list[str]]()
+        for name, cell in zip(names, cells, strict=True):
+            groups.setdefault(name, []).append(run_id(cell))
+        rows = list[tuple[str, ...]]()
+        for name, ids in groups.items():
+            left = [waiting[i] for i in ids if i in waiting]
+            counts = (len(ids), len(ids) - len(left), len(left))
+            rows.append((name, *map(str, counts), _time_words(left) if left else "-"))
+        if head == "arm" or len(rows) > 1:
+            tables.append(text_table((head, "cells", "finished", "to run", "time, one by one"), rows))
+    return "\n\n".join(tables)
+
+
+def _time_words(found: Sequence[TimeForecast]) -> str:
+    """The time of cells one after another, with a question mark where one of a new arm is among them."""
+    return duration(sum(one.seconds for one in found)) + "?" * any(one.level != "like" for one in found)
 
 
 def forecast_of(cell: RunConfig, results: Path, machine: Machine) -> dict[str, Any]:

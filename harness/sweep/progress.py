@@ -17,15 +17,16 @@ from harness.sweep.planning import names_of
 
 
 class Progress:
-    """One bar over the steps to go of a sweep on a terminal; a line per finished cell everywhere."""
+    """One bar over the steps to go of a sweep on a terminal; everywhere a line per finished cell, and one now and then
+    about a base that a cell trains first."""
 
     def __init__(self, todo: Sequence[RunConfig], cells: Sequence[RunConfig]) -> None:
         """`cells`: all of the sweep, among which the cells to run have their names."""
         self.total, self.num_before = len(cells), len(cells) - len(todo)
         self.names = names_of(cells)
         self.ids = {id(config): run_id(config) for config in todo}
-        self.steps = dict.fromkeys(self.ids.values(), 0)
-        self.begun, self.ended = set[str](), set[str]()
+        self.steps, self.num_done = dict[str, int](), 0
+        self.begun, self.ended, self.noted = set[str](), set[str](), set[str]()
         total = sum(config.trainer.steps for config in todo)
         self.bar = tqdm(total=total, unit="step", disable=not sys.stderr.isatty(), smoothing=0.05)
         self.num_steps, self.started = total, time.perf_counter()
@@ -37,17 +38,22 @@ class Progress:
             if cell in self.ended:
                 self._write(f"again  {cell}  {self.names[cell]}")
         step = event.config.trainer.steps if event.kind == "finished" else event.step
-        if event.kind == "finished" and cell not in self.begun | self.ended:  # taken over, or could not start
-            self.num_steps, step = self.num_steps - step, 0
+        if event.kind != "started" and cell not in self.steps:
+            ran = event.kind == "finished" and cell in self.begun
+            self.steps[cell] = 0 if ran else step  # of an earlier command or another sweep, or could not start
+            self.num_steps -= self.steps[cell]
             self.bar.total = self.num_steps
             self.bar.refresh()
-        if event.kind != "started" and step > self.steps[cell]:
-            self.bar.update(step - self.steps[cell])
-            self.steps[cell] = step
+        if event.kind != "started" and (new := step - self.steps[cell]) > 0:
+            self.bar.update(new)
+            self.num_done, self.steps[cell] = self.num_done + new, step
+        if event.note is not None and event.note not in self.noted:
+            self.noted.add(event.note)
+            self._write(event.note)
         if event.result is not None:
             self.ended.add(cell)
-            done, seconds = sum(self.steps.values()), time.perf_counter() - self.started
-            left = seconds * (self.num_steps - done) / max(1, done)
+            seconds = time.perf_counter() - self.started
+            left = seconds * (self.num_steps - self.num_done) / max(1, self.num_done)
             count = f"[{self.num_before + len(self.ended)}/{self.total}]"
             head = f"{count} {seconds / 60:5.1f} min, {left / 60:.1f} min left" if cell in self.begun else count
             self._write(f"{head}  {summary_line(event.result, self.names[cell])}")

@@ -75,7 +75,9 @@ def test_configurations_are_printed_alone(results: Path, capsys: pytest.CaptureF
     assert lowbit_advise(results, *words) == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "# fp8_block with TIS\n\n## lowbit, with your own task behind it, such as task=gsm8k task.path=FOLDER\n\n"
+        "# fp8_block with TIS\n"
+        "# memory: on 8 x h200 it fits, with checkpointed layers (the plan of lowbit capacity)\n\n"
+        "## lowbit, with your own task behind it, such as task=gsm8k task.path=FOLDER\n\n"
         "lowbit run method=flashrl precision=fp8_block "
     )
     assert "\nalgorithm.rollout_correction.rollout_is=token\n" in out and "Risk" not in out

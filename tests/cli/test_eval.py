@@ -14,6 +14,7 @@ import pytest
 from harness.cli.main import main
 from harness.config.load import run_id
 from harness.engines.embedded.engine import EmbeddedEngine
+from harness.foundation.lock_file import folder_held
 from harness.published.recipes.twin import write_model, write_questions
 from harness.records.packed import pack
 from harness.records.run_result import read_result, write_result
@@ -31,6 +32,11 @@ def test_a_policy_asked_again_answers_as_in_its_run(tmp_path: Path, capsys: pyte
             for record in result.evaluations]  # fmt: skip
     series = (folder / f"{run_id(config)}.parquet").read_bytes()
     write_result(folder, result.model_copy(update={"evaluations": lost}), series)
+    with folder_held(tmp_path / "work" / run_id(config), ""):
+        assert main(["eval", run_id(config), "--results", str(tmp_path)]) == 2
+    said = f"lowbit: error: {run_id(config)}: the run, or another evaluation of it, is at work; wait for its end\n"
+    assert capsys.readouterr().err == said
+    assert read_result(folder / f"{run_id(config)}.json").evaluations == lost
     assert main(["eval", run_id(config), "--results", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "avg@3" in shown and "maj@3" in shown and "pass@2" in shown

@@ -112,7 +112,7 @@ def packed(results: Path, sweep: str = "tiny") -> Path:
 def test_a_dry_run_tells_cells_what_is_left_out_and_the_cost(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([*tiny, "--dry-run", "--workers", "2"]) == 0
+    assert cli.main([*tiny, "--dry-run", "--workers", "2", "--list"]) == 0
     out = capsys.readouterr().out
     assert sum(" s?  " in line for line in out.splitlines()) == 8
     assert out.count("\nskipped  task.n=") == 2 and "would count it twice" in out
@@ -190,7 +190,7 @@ def test_a_sweep_runs_what_is_missing_and_names_files_that_are_not_its_own(
     assert len(seen.starts) == 10
     other = tmp_path / "other.yaml"
     other.write_text(SWEEP)
-    assert cli.main(["sweep", str(other), *tiny[2:], "--dry-run"]) == 0
+    assert cli.main(["sweep", str(other), *tiny[2:], "--dry-run", "--list"]) == 0
     out = capsys.readouterr().out
     assert "other: 2 of 8 cells to run, 6 taken over from other sweeps" in out and out.count("elsewhere  ") == 6
     assert cli.main([*tiny, "--again"]) == 1

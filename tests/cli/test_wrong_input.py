@@ -162,6 +162,7 @@ COMMANDS = (
     ("paper dapo --data dapo=. dapo=docs", "--data dapo=docs: dapo=. is given, too; valid: one of them\n"),
     ("sweep smoke --slurm cluster=local", "slurm=cluster=local: only with --launcher slurm"),
     ("sweep smoke --gpu h100", "gpu=h100: only with --dry-run, which predicts for it"),
+    ("sweep smoke --list", "list: only with --dry-run\n"),
     ("sweep smoke --dry-run --gpu nope", "gpu=nope: an unknown GPU; valid: a100, h100, h200, b200"),
     ("sweep nothing --dry-run --gpu nope", "gpu=nope: an unknown GPU; valid: a100, h100, h200, b200"),
     ("run --dry-run --gpu h10", "gpu=h10: an unknown GPU; nearest: h100"),

@@ -363,6 +363,17 @@ def test_a_part_that_needs_more_updates_is_remarked() -> None:
         (["method=flashrl", "algo.batch_normalize=token"], None),
         (["method=minirl", "algo=grpo"], "algo.agg=seq-mean-token-mean changes nothing: method minirl is defined with "
          "seq-mean-token-sum"),
+        (["method=naive", "trainer.min_lr_ratio=0.1"], "trainer.min_lr_ratio=0.1 changes nothing: trainer.schedule="
+         "constant never falls"),
+        (["method=naive", "trainer.min_lr_ratio=0.1", "trainer.schedule=linear"], None),
+        (["method=naive", "trainer.warmup_steps=1"], "trainer.warmup_steps=1 changes nothing: the first update has the "
+         "whole rate"),
+        (["method=naive", "trainer.warmup_steps=2"], None),
+        (["method=naive", "trainer.warmup_steps=20", "trainer.schedule=cosine", "trainer.steps=10"],
+         "trainer.schedule=cosine changes nothing: of 10 updates 10 are warm-up"),
+        (["method=naive", "trainer.warmup_steps=9", "trainer.schedule=cosine", "trainer.steps=10"],
+         "trainer.schedule=cosine changes nothing: of 10 updates 9 are warm-up"),
+        (["method=naive", "trainer.warmup_steps=8", "trainer.schedule=cosine", "trainer.steps=10"], None),
         (["method=ipo", "algo.denom=kept"], "algo.denom=kept changes nothing: method ipo is defined with original"),
     ],
 )  # fmt: skip

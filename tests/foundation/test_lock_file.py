@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.foundation.lock_file import held
+from harness.foundation.lock_file import folder_held, held
 
 
 def hold_often(path: Path, times: int) -> None:
@@ -57,3 +57,15 @@ def test_what_a_pause_raises_ends_the_wait(tmp_path: Path) -> None:
             raise AssertionError("it is held already")
         assert path.exists()
     assert len(pauses) == 3 and not path.exists()
+
+
+def test_a_folder_is_held_once_and_goes_when_it_is_empty(tmp_path: Path) -> None:
+    folder = tmp_path / "work" / "one"
+    with folder_held(folder, "first"):
+        with pytest.raises(ValueError, match=r"^second: at work$"), folder_held(folder, "second: at work"):
+            pass
+        assert folder.is_dir()
+    assert not folder.exists()
+    with folder_held(folder, "again"):
+        (folder / "state.pt").touch()
+    assert [path.name for path in folder.iterdir()] == ["state.pt"]

@@ -28,8 +28,8 @@ from harness.start.base_training import (
     TrainingHost,
     Unfinished,
     expected_accuracy,
+    in_words,
     learning_rate,
-    printed,
     stages,
     stop_accuracy,
 )
@@ -342,14 +342,13 @@ def test_a_killed_training_leaves_nothing_that_counts(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [folder.name] and read_record(folder)
 
 
-def test_progress_is_printed_now_and_then(capsys):
-    often, seldom = printed("base", 0.0), printed("base", 60.0)
+def test_progress_is_told_in_words_now_and_then():
+    said = []
+    often, seldom = in_words("often", said.append, 0.0), in_words("seldom", said.append, 60.0)
     for step in (5, 10):
         often(step, 400, 0.25)
         seldom(step, 400, 0.25)
-    assert capsys.readouterr().out == (
-        "base: step 5 of at most 400, accuracy 0.250\nbase: step 10 of at most 400, accuracy 0.250\n"
-    )
+    assert said == [f"often: step {step} of at most 400, accuracy 0.250" for step in (5, 10)]
 
 
 def test_a_damaged_folder_is_named(trained, tmp_path):

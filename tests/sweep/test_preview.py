@@ -25,6 +25,7 @@ from harness.sweep import plan, preview
 from harness.sweep.folder_time import HERE, Machine, folder_time
 from harness.sweep.forecast import UNKNOWN, Level, PastError, TimeForecast, fit
 from harness.sweep.preview import (
+    arm_tables,
     base_lines,
     dry_run,
     folder_lines,
@@ -229,6 +230,22 @@ def test_past_errors_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
+def test_cells_are_counted_by_arm_and_by_setting() -> None:
+    arms = (("method=bf16", "precision=bf16"), ("method=naive", "precision=int8"))
+    cells = [small_config(*arm, f"task.n={n}", f"seed={seed}") for n in (4, 6) for arm in arms for seed in (0, 1)]
+    known = TimeForecast(seconds=30.0, low=15.0, high=60.0, level="like")
+    waiting = {run_id(cells[i]): replace(known, level=level) for i, level in ((0, "like"), (1, "like"), (7, "new"))}
+    assert [line.split() for line in arm_tables(cells, waiting).splitlines() if line and "─" not in line] == [
+        ["arm", "cells", "finished", "to", "run", "time,", "one", "by", "one"],
+        ["bf16", "bf16", "4", "2", "2", "60", "s"],
+        ["naive", "int8", "4", "3", "1", "30", "s?"],
+        ["setting", "cells", "finished", "to", "run", "time,", "one", "by", "one"],
+        ["n=4", "4", "2", "2", "60", "s"],
+        ["n=6", "4", "3", "1", "30", "s?"],
+    ]
+    assert "setting" not in arm_tables(cells[:4], waiting)
+
+
 def test_a_base_that_is_gone_or_was_made_anew_is_told_before_cells_run(tmp_path: Path) -> None:
     launch = Launch(results=str(tmp_path), sweep="one")
     cells = [
@@ -265,7 +282,7 @@ def test_the_listing_tells_arms_of_other_parts_or_another_setting_apart(
     plain = {"method": "flashrl", "precision": "int8"}
     sweep = sweep_of(plain, plain | {"parts": "[flashrl.Profile]"}, {"method": "bf16"}, **{"model.spread": [0, 0.5]})
     planned = plan(sweep)
-    assert dry_run(planned, planned.cells, tmp_path, 1) == 0
+    assert dry_run(planned, planned.cells, tmp_path, 1, is_listed=True) == 0
     assert [line.split(maxsplit=3)[3] for line in capsys.readouterr().out.splitlines() if "-b0-s0" in line] == [
         "flashrl-int8-xs-chain8-b0-s0  sigma=0",
         "flashrl-int8-xs-chain8-b0-s0  flashrl.Profile sigma=0",

@@ -45,6 +45,30 @@ def test_the_time_left_counts_no_cell_that_another_sweep_has_run(
     assert ran.startswith("[2/4]   2.0 min, 4.0 min left  ok  ")  # two of the three cells that run here
 
 
+def test_the_time_left_counts_no_step_of_before_a_resume(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [small_config("method=bf16", "trainer.steps=6", f"seed={seed}") for seed in range(2)]
+    seconds = iter([0.0, 120.0])
+    monkeypatch.setattr("harness.sweep.progress.time.perf_counter", lambda: next(seconds))
+    progress = Progress(cells, cells)
+    progress(Event(kind="started", config=cells[0]))
+    for step in (4, 5):
+        progress(Event(kind="progress", config=cells[0], step=step))
+    progress(Event(kind="finished", config=cells[0], result=record(cells[0], Launch(), None, {}, "ok", None, None)))
+    progress.close()
+    assert capsys.readouterr().out.startswith("[1/2]   2.0 min, 6.0 min left  ok  ")  # two steps took a minute each
+
+
+def test_a_line_about_a_base_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [small_config("method=bf16", f"seed={seed}") for seed in range(2)]
+    progress = Progress(cells, cells)
+    for cell, note in ((0, "a: step 5"), (1, "b: step 5"), (0, "a: step 5"), (0, "a: step 10"), (1, None)):
+        progress(Event(kind="progress", config=cells[cell], note=note))
+    progress.close()
+    assert capsys.readouterr().out == "a: step 5\nb: step 5\na: step 10\n"
+
+
 def test_a_run_without_a_last_score_says_why() -> None:
     found = record(small_config("method=bf16"), Launch(), None, {}, "ok", None, None)
     error = f"step 150: OutOfMemoryError: CUDA out of memory.{' words' * 40}"

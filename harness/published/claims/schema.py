@@ -136,13 +136,19 @@ def _test(values: dict[str, Any], sweeps: Path) -> Test:
         _check_speed(test, sweeps)
     elif isinstance(test, Update):
         _check_precision("precision", test.precision)
-        if test.size not in SIZES:
-            raise ValueError(f"size={test.size}: unknown; {nearest(test.size, SIZES)}")
+        _check_size(test.size)
     elif isinstance(test, Replay):
         _check_precision("sampler", test.sampler)
     else:
         _check_runs(test, sweeps)
     return test
+
+
+def _check_size(size: str) -> None:
+    """Raises ValueError for a size that no model has; toy is for rehearsals on a CPU, and its name no number."""
+    sizes = [name for name in SIZES if name != "toy"]
+    if size not in sizes:
+        raise ValueError(f"size={size}: unknown; {nearest(size, sizes)}")
 
 
 def _check_speed(test: Speed, sweeps: Path) -> None:
@@ -153,6 +159,7 @@ def _check_speed(test: Speed, sweeps: Path) -> None:
             if (size, precision) not in engines:
                 choices = [f"{a} {b}" for a, b in sorted(engines)]
                 raise ValueError(f"{test.sweep} has no {size} {precision}; {nearest(f'{size} {precision}', choices)}")
+        _check_size(size)
     for length in (test.length, *([test.against_length] if test.against_length else [])):
         if length not in sweep.lengths:
             raise ValueError(f"length={length}: not among {list(sweep.lengths)} of {test.sweep}")

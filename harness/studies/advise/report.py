@@ -10,7 +10,8 @@ from harness.studies.advise.accuracy import STANDINGS
 from harness.studies.advise.configurations import ours, trl, verl
 from harness.studies.advise.question import DEPLOY, Question
 from harness.studies.advise.recipes import Advice, Recipe
-from harness.studies.advise.speed import Speed, placement
+from harness.studies.advise.speed import GPU, Speed, placement
+from harness.studies.capacity.place import GpuSplit
 
 LEGEND = """\
 step: time of a step with BF16 rollouts over its time with these; the range is that of the plan's measured errors.
@@ -61,7 +62,7 @@ def speed_words(found: Speed) -> str:
 
 
 def configurations(question: Question, recipe: Recipe) -> str:
-    """The three configurations of a recipe, or why there is none."""
+    """The three configurations of a recipe, or why there is none, and whether the step fits the memory."""
     at = placement(question, recipe.precision)
     ways = 1 if at is None else at.ways
     what = (question, recipe.precision, recipe.correction)
@@ -72,13 +73,22 @@ def configurations(question: Question, recipe: Recipe) -> str:
         "verl 0.9.1, on top of your own keys": lambda: [f"{k}={quoted(v)}" for k, v in verl(*what, ways).items()],
         "TRL 1.16.0, arguments of GRPOConfig": lambda: [f"{k}={v!r}," for k, v in trl(*what, ways).items()],
     }
-    lines = [f"# {recipe.name}"]
+    lines = [f"# {recipe.name}", f"# memory: {memory_words(question, at)}"]
     for title, write in written.items():
         try:
             lines += ["", f"## {title}", "", *write()]
         except ValueError as error:
             lines += ["", f"## {title}", "", f"none: {error}"]
     return "\n".join(lines)
+
+
+def memory_words(question: Question, at: GpuSplit | None) -> str:
+    """Does a step placed so fit the GPUs, by the plan of `lowbit capacity`, which knows one kind of GPU?"""
+    if at is None:
+        return f"not checked, for no plan knows {question.size} in this format"
+    head = "" if question.gpu == GPU else f"not checked on {question.gpu}; "
+    tail = f": {at.reason}" if at.reason else ", with checkpointed layers" * at.is_checkpointed
+    return f"{head}on {question.gpus} x {GPU} it {at.verdict}{tail} (the plan of lowbit capacity)"
 
 
 def _shared(recipes: Sequence[Recipe], head: str, of: Callable[[Recipe], Sequence[str]]) -> Iterator[str]:

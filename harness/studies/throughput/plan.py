@@ -187,12 +187,19 @@ def cells(sweep: Sweep) -> list[MapCell]:
 def engine_specs(sweep: Sweep, only: Mapping[str, Collection[str]] | None = None) -> list[EngineSpec]:
     """Every engine in the order of the file, checks first: they take longest.
 
-    `only` keeps those with one of its sizes and one of its precisions (`read_only`).
+    `only` keeps those with one of its sizes and one of its precisions (`read_only`). Raises ValueError where it keeps
+    none.
     """
     everything = [EngineSpec(size=check.size, precision=check.precision, check=check) for check in sweep.checks]
     everything += [EngineSpec(size=size, precision=precision) for size in sweep.sizes for precision in sweep.precisions]
     everything += [EngineSpec(size=entry.size, precision=entry.precision) for entry in sweep.extra]
-    return [spec for spec in everything if all(getattr(spec, key) in values for key, values in (only or {}).items())]
+    found = [spec for spec in everything if all(getattr(spec, key) in values for key, values in (only or {}).items())]
+    if not found:
+        asked = ",".join(f"{key}={value}" for key, values in (only or {}).items() for value in values)
+        raise ValueError(
+            f"--only {asked}: {sweep.name} has no such engine; lowbit throughput {sweep.name} --dry-run lists all"
+        )
+    return found
 
 
 def read_only(text: str | None) -> dict[str, list[str]]:

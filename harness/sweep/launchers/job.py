@@ -42,5 +42,7 @@ class Event:
     """Number of the cell's process (started)."""
     step: int = 0
     """Steps done so far (progress)."""
+    note: str | None = None
+    """Line about what it does before its first step (progress)."""
     result: RunResult | None = None
     """Record of the cell (finished)."""

@@ -23,6 +23,7 @@ from harness.foundation.own_process import code_path, module_command
 from harness.foundation.process_log import tail
 from harness.foundation.visible_gpus import visible_gpus
 from harness.foundation.whole_file import write_atomic
+from harness.records import cell_progress
 from harness.records.run_result import RunResult, read_result
 from harness.records.statuses import FINISHED
 from harness.run.cell import record, record_path, work_folder, write
@@ -42,7 +43,7 @@ GRACE_S = 60.0
 """Seconds that a cell has to save its state after Ctrl-C."""
 LAST_WORDS_S = 1.0
 """Seconds that a hung cell has to print where it hangs."""
-SIGNS = ("progress.json", "state.pt", "log.txt", life.NAME)
+SIGNS = (cell_progress.NAME, "state.pt", "log.txt", life.NAME)
 """Files of a cell's work folder that change while it makes progress."""
 Stamp = tuple[int, int, int] | None
 
@@ -52,7 +53,7 @@ class Running:
 
     def __init__(self, job: Job, gpus: Sequence[str], module: str) -> None:
         """Start it. Raises OSError or ValueError where the machine is too full for another process or file."""
-        self.job, self.gpus, self.step = job, gpus, 0
+        self.job, self.gpus, self.step, self.note = job, gpus, 0, None
         self.id = run_id(job.config)
         self.work, self.record = work_folder(job.launch, self.id), record_path(job.launch, self.id)
         description = {"config": to_json(job.config), "launch": to_json(job.launch), "parent": os.getpid()}
@@ -69,7 +70,7 @@ class Running:
         if signs != self.signs:
             self.signs, self.sign_s = signs, time.monotonic()
             with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged file tells nothing
-                self.step = int(json.loads((self.work / "progress.json").read_text(encoding="utf-8"))["step"])
+                self.step, self.note = cell_progress.told(self.work)
         return time.monotonic() - self.sign_s >= self.job.launch.stall_s
 
     def kill(self) -> None:
@@ -154,7 +155,7 @@ def run_cells(
             for cell in list(running):
                 is_hung = cell.process.poll() is None and cell.is_hung()
                 if cell.process.returncode is None and not is_hung:
-                    yield Event(kind="progress", config=cell.job.config, step=cell.step)
+                    yield Event(kind="progress", config=cell.job.config, step=cell.step, note=cell.note)
                     continue
                 if is_hung:
                     cell.kill()

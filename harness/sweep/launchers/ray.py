@@ -80,7 +80,7 @@ class RayJob:
         if not ray.wait([self.look], timeout=0)[0]:
             return
         with suppress(RayError):  # `outcome` tells what it means
-            pid, self.step, state, base = ray.get(self.look)
+            pid, self.step, note, state, base = ray.get(self.look)
             now = time.monotonic()
             self.heard_s = now
             if state is not None:
@@ -93,7 +93,7 @@ class RayJob:
                 self.pid = pid
                 yield Event(kind="started", config=self.job.config, pid=pid)
             elif self.pid:
-                yield Event(kind="progress", config=self.job.config, step=self.step)
+                yield Event(kind="progress", config=self.job.config, step=self.step, note=note)
 
     def outcome(self) -> RunResult | None:
         """The record of the cell, once there is one."""

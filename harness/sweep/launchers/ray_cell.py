@@ -41,6 +41,7 @@ class RayCell:
 
     def __init__(self) -> None:
         self.pid, self.step, self.is_stopping = 0, 0, False
+        self.note: str | None = None
         self.root: Path | None = None
         self.state: Path | None = None
 
@@ -60,7 +61,7 @@ class RayCell:
             with closing(run_cells([here], 1)) as events:
                 for event in events:
                     self.pid, self.step = event.pid or self.pid, max(self.step, event.step)
-                    result = event.result
+                    result, self.note = event.result, event.note
                     if self.is_stopping:
                         break
             path = record_path(here.launch, run_id(job.config))
@@ -70,15 +71,15 @@ class RayCell:
             made |= {name: data for name, data in _bases(root).items() if name not in given}
             return CellFiles(result=result, files=made)
 
-    def look(self, wants_state: bool, wants_base: bool) -> tuple[int, int, bytes | None, Files]:
-        """(process id of the cell, 0 before it runs; steps done; its saved state, where wanted and there; the files of
-        the base that it trained, likewise)."""
+    def look(self, wants_state: bool, wants_base: bool) -> tuple[int, int, str | None, bytes | None, Files]:
+        """(process id of the cell, 0 before it runs; steps done; line about what it does before; its saved state, where
+        wanted and there; the files of the base that it trained, likewise)."""
         state, base = None, Files()
         with suppress(OSError):
             state = self.state.read_bytes() if wants_state and self.state is not None else None
         with suppress(OSError):
             base = _bases(self.root) if wants_base and self.root is not None else base
-        return self.pid, self.step, state, base
+        return self.pid, self.step, self.note, state, base
 
     def stop(self) -> None:
         """Ask the cell to save its state and end; `run` then returns."""

@@ -27,6 +27,7 @@ import psutil
 from harness.config.load import run_id
 from harness.foundation.did_you_mean import nearest
 from harness.foundation.own_process import code_path
+from harness.records.cell_progress import told
 from harness.records.paths import work_folder
 from harness.records.run_result import RunResult
 from harness.run.cell import work_folder as cell_folder
@@ -115,9 +116,8 @@ class SlurmJob:
                 pid = int(json.loads((self.folder / "started.json").read_text(encoding="utf-8"))["pid"])
                 self.is_running = True
                 yield Event(kind="started", config=self.job.config, pid=pid)
-            told = cell_folder(self.job.launch, run_id(self.job.config)) / "progress.json"
-            step = int(json.loads(told.read_text(encoding="utf-8"))["step"])
-            yield Event(kind="progress", config=self.job.config, step=step)
+            step, note = told(cell_folder(self.job.launch, run_id(self.job.config)))
+            yield Event(kind="progress", config=self.job.config, step=step, note=note)
 
     def outcome(self) -> RunResult | None:
         """The record of the cell, once its job ended."""

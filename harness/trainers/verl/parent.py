@@ -252,7 +252,7 @@ def watch(
     Raises ValueError on bad input, and Unfinished where `should_stop` ends the training of a base."""
     checks.check_launch(config, launch)
     checks.check_installed()
-    start = start_of(config, launch, should_stop=should_stop)
+    start = start_of(config, launch, should_stop)
     job = lay_out(config, launch, composed, start, work / "verl")
     if config.trainer.device == "cuda":
         torch.cuda.empty_cache()  # what was prepared there is on disk now; the memory is verl's

@@ -34,6 +34,14 @@ def maps(tmp_path: Path) -> dict[str, Map]:
     return {"throughput_made": Map(sweep=sweep, records=made.records(sweep))}
 
 
+def test_a_speed_test_of_a_toy_is_refused_at_once(tmp_path: Path) -> None:
+    text = made.YAML.replace("sizes: [7b, 0.5b]", "sizes: [7b, toy]")
+    (tmp_path / "throughput_made.yaml").write_text(text)
+    path = written(tmp_path, CLAIM | {"tests": [TEST | {"size": "toy"}]})
+    with pytest.raises(ValueError, match=r"claim one: size=toy: unknown; valid: 0\.5b, 1\.5b, 3b, 7b, 14b, 32b$"):
+        read_claims(path, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

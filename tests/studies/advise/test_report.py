@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness.studies.advise.accuracy import STANDINGS
 from harness.studies.advise.recipes import advise, named
 from harness.studies.advise.report import cells, configurations, explained, words
@@ -58,3 +60,19 @@ def test_three_configurations_or_why_there_is_none() -> None:
     assert "none: its rollout.quantization takes fp8 and torchao, not int4" in configurations(
         asked, named(found, "int4")
     )
+
+
+def test_configurations_say_whether_they_fit() -> None:
+    """Master and two moments in float32 of 32.76 billion parameters: 12 bytes each over two GPUs, 183.1 GiB."""
+
+    def line(**asked: Any) -> str:
+        found = advise(evidence(), tables()["bf16"], question(**asked))
+        return configurations(question(**asked), named(found, "fp8_block:TIS")).splitlines()[1]
+
+    fits = "on 1 x h200 it fits, 474 of 512 at a time, with checkpointed layers (the plan of lowbit capacity)"
+    assert line() == f"# memory: {fits}"
+    lacking = line(size="32b", gpus=2)
+    assert lacking.startswith("# memory: on 2 x h200 it does not fit: the update needs ")
+    assert lacking.endswith("masters and moments 183.1 (the plan of lowbit capacity)")
+    assert line(gpu="h100") == f"# memory: not checked on h100; {fits}"
+    assert line(size="3m") == "# memory: not checked, for no plan knows 3m in this format"

@@ -120,6 +120,8 @@ def test_only_filters_and_refuses_unknown_names(tmp_path: Path) -> None:
     for text, words in (("size=9b", "nearest"), ("batch=8", "size=NAME"), ("size", "size=NAME")):
         with pytest.raises(ValueError, match=words):
             engine_specs(sweep, read_only(text))
+    with pytest.raises(ValueError, match=r"^--only size=toy: throughput_made has no such engine; lowbit throughput "):
+        engine_specs(sweep, read_only("size=toy"))
 
 
 def test_an_extra_engine_is_last_in_the_plan_and_next_to_its_size_in_tables(tmp_path: Path) -> None:

@@ -40,6 +40,17 @@ for _ in range(18):
 )
 
 
+TRAINING = (
+    """
+(work / "progress.json").write_text(json.dumps({"step": 0, "note": "a base: step 5 of at most 400"}))
+time.sleep(0.6)
+(work / "progress.json").write_text(json.dumps({"step": 1}))
+time.sleep(0.6)
+"""
+    + LEAVE_RECORD
+)
+
+
 def path_of(job: Job) -> Path:
     return record_path(job.launch, run_id(job.config))
 
@@ -228,3 +239,10 @@ def test_jobs_start_in_order_as_they_are_admitted_and_others_are_left(
         seeds[event.kind].append(event.config.seed)
     assert seeds["started"] == [0, 3, 1]
     assert sorted(seeds["finished"]) == [0, 1, 3]
+
+
+def test_what_a_cell_does_before_its_first_step_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job,) = jobs_of(tmp_path)
+    made(job)
+    seen = [(event.step, event.note) for event in run(monkeypatch, [job], TRAINING) if event.step or event.note]
+    assert list(dict.fromkeys(seen)) == [(0, "a base: step 5 of at most 400"), (1, None)]
