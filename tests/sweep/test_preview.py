@@ -62,6 +62,8 @@ def test_memory_of_7b_by_hand(folder: Path) -> None:
     shared = memory_line(config_of(folder), Machine(gpus=4, gpu="h100", memory_gib=80.0, engine_gpus=2))
     assert f"; engine {held:.1f} GiB over 2, and" in shared
     assert f"; leaves {80 - state / 4 - (held + cache) / 2:.1f} of 80 GiB a GPU for activations" in shared
+    asleep = memory_line(config_of(folder, "trainer=verl"), Machine(gpus=4, gpu="h100", memory_gib=80.0))
+    assert f"; leaves {80 - state / 4:.1f} of 80 GiB a GPU" in asleep  # under verl always
     alone = memory_line(config_of(folder), H100)
     assert alone.endswith(
         f"; does not fit 80 GiB a GPU, {state + held + cache - 80:.1f} GiB too much before any activation"
