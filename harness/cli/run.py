@@ -130,7 +130,7 @@ def resolved(overrides: Sequence[str], results: Path, *, is_dry: bool) -> tuple[
 
     given = load(with_default_precision(overrides))
     config = resolve(given, planned_hash if is_dry else content_hash)
-    notes = advice(given, check(config))
+    notes = advice(given, check(given))  # not `config`, whose knobs are all given
     check_data(config)
     check_launch(config, launch)
     return config, launch, notes

@@ -135,6 +135,17 @@ def toy(tmp_path: Path) -> list[str]:
             "task.options.num_workers=1", "task.num_eval=3", "trainer.steps=3"]  # fmt: skip
 
 
+def test_a_knob_that_follows_the_models_size_must_be_given(
+    toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", *toy, "method=bf16_lora", "--dry-run", "--results", str(tmp_path / "results")]
+    assert main(words) == 2
+    name = "knobs.LoRA.lr_scale"
+    said = capsys.readouterr().err
+    assert said == f"lowbit: error: {name}=10.0 suits the models made here; give {name} for yours\n"
+    assert main([*words, f"{name}=5"]) == 0
+
+
 def test_a_dry_run_of_one_cell_is_json_with_its_forecast(
     toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
