@@ -143,7 +143,7 @@ def resolved(overrides: Sequence[str], results: Path, *, is_dry: bool) -> tuple[
 
     given = load(with_default_precision(overrides))
     config = resolve(given, planned_hash if is_dry else content_hash)
-    composed = check(config)
+    composed = check(given)  # not `config`, whose knobs are all given
     notes = [*advice(given, composed), *_replaced(config, composed.parts)]
     check_data(config)
     check_launch(config, launch)

@@ -144,7 +144,8 @@ def folder_lines(todo: Sequence[RunConfig], machine: Machine) -> list[str]:
 
 def memory_line(cell: RunConfig, machine: Machine) -> str:
     """GiB of a cell: what the trainer keeps over all its GPUs, an engine's weights and cache of one response, and what
-    both leave of a GPU's memory, where that is known."""
+    both leave of a GPU's memory, where that is known; the trainer alone, where the engine sleeps meanwhile, as it does
+    under verl (`NAP_BYTES` of `harness.trainers.verl.settings`)."""
     shape, plan = decoder_config(cell.model), compose(cell).plan
     count, row = num_parameters(shape), PROMPT + response_tokens(cell)
     is_frozen, gpus = plan.adapters is not None, machine.gpus
@@ -159,7 +160,8 @@ def memory_line(cell: RunConfig, machine: Machine) -> str:
     )
     if (room := memory_gib(cell, machine)) is None:
         return line
-    left = room - state / gpus - (0.0 if cell.engine.sleep else (held + cache) / machine.engine_gpus)
+    is_asleep = cell.engine.sleep or cell.trainer.name == "verl"
+    left = room - state / gpus - (0.0 if is_asleep else (held + cache) / machine.engine_gpus)
     if left > 0:
         return f"{line}; leaves {left:.1f} of {room:g} GiB a GPU for activations and further responses"
     return f"{line}; does not fit {room:g} GiB a GPU, {-left:.1f} GiB too much before any activation"

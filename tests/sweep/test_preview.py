@@ -63,6 +63,8 @@ def test_memory_of_7b_by_hand(folder: Path) -> None:
     shared = memory_line(config_of(folder), Machine(gpus=4, gpu="h100", memory_gib=80.0, engine_gpus=2))
     assert f"; engine {held:.1f} GiB over 2, and" in shared
     assert f"; leaves {80 - state / 4 - (held + cache) / 2:.1f} of 80 GiB a GPU for activations" in shared
+    asleep = memory_line(config_of(folder, "trainer=verl"), Machine(gpus=4, gpu="h100", memory_gib=80.0))
+    assert f"; leaves {80 - state / 4:.1f} of 80 GiB a GPU" in asleep  # under verl always
     alone = memory_line(config_of(folder), H100)
     assert alone.endswith(
         f"; does not fit 80 GiB a GPU, {state + held + cache - 80:.1f} GiB too much before any activation"
@@ -132,6 +134,17 @@ def toy(tmp_path: Path) -> list[str]:
     save_tokenizer(tmp_path / "toy", 128)
     return ["model=hf", f"model.path={tmp_path / 'toy'}", "task=gsm8k", f"task.path={DATA}",
             "task.options.num_workers=1", "task.num_eval=3", "trainer.steps=3"]  # fmt: skip
+
+
+def test_a_knob_that_follows_the_models_size_must_be_given(
+    toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", *toy, "method=bf16_lora", "--dry-run", "--results", str(tmp_path / "results")]
+    assert main(words) == 2
+    name = "knobs.LoRA.lr_scale"
+    said = capsys.readouterr().err
+    assert said == f"lowbit: error: {name}=10.0 suits the models made here; give {name} for yours\n"
+    assert main([*words, f"{name}=5"]) == 0
 
 
 def test_a_dry_run_of_one_cell_is_json_with_its_forecast(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from harness.api import Step
+from harness.cli.methods import engines_of
 from harness.config.compose import compose
 from harness.config.load import load, run_id, run_name
 from harness.config.resolve import resolve
@@ -26,6 +28,8 @@ from harness.trainers.local.trainer import Diverged
 from harness.trainers.verl import checks, rows, settings
 from harness.trainers.verl.data import lay_out, prompt_length
 from harness.trainers.verl.job import VerlJob, own_socket, read_job
+from methods import METHODS
+from tests.source_tree import ROOT
 from tests.toy import SMALL, small_config, small_launch, small_run
 
 
@@ -90,6 +94,15 @@ def test_what_verl_refuses(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(ValueError, match=said) as caught:
         checks.check(config, compose(config))
     assert "\n" not in str(caught.value)
+
+
+def test_the_page_lists_the_methods_that_verl_refuses() -> None:
+    page = (ROOT / "docs" / "verl.md").read_text(encoding="utf-8")
+    table = page.partition("| does not work | why |")[2].partition("\n\n")[0]
+    listed = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    refused = [name for name, method in METHODS.items() if "verl" not in engines_of(method)]
+    assert sorted(listed) == sorted(refused)
+    assert f"**{len(METHODS) - len(refused)} of the {len(METHODS)} methods train under verl" in page
 
 
 @pytest.mark.parametrize(
