@@ -29,9 +29,12 @@ def words(advice: Advice, *, is_explained: bool) -> str:
     q = advice.question
     place = f"{q.gpus} x {q.gpu}, {DEPLOY[q.deploy]} deployed"
     lines = [f"{q.size}, answers of {q.length} tokens, {q.batch} a step, {place}"]
+    reason = _one_reason(advice.recipes)
+    if reason:
+        lines.append(f"The time of a step is not known: {reason}.")
     for standing, title in STANDINGS.items():
         if found := advice.of(standing):
-            lines += ["", f"{title}:", text_table(header(advice.tokens), [cells(recipe) for recipe in found])]
+            lines += ["", f"{title}:", text_table(header(advice.tokens), [cells(recipe, reason) for recipe in found])]
     lines += ["", LEGEND, "", *_shared(advice.recipes, "if: ", lambda r: r.speed.conditions)]
     if is_explained:
         lines += ["", *(line for recipe in advice.recipes for line in explained(recipe))]
@@ -43,9 +46,11 @@ def header(tokens: Sequence[int]) -> tuple[str, ...]:
     return ("format", "correction", "step", *(f"{n} tokens" for n in tokens), "k3 there")
 
 
-def cells(recipe: Recipe) -> tuple[str, ...]:
-    """A row of that table."""
+def cells(recipe: Recipe, reason: str = "") -> tuple[str, ...]:
+    """A row of that table; `reason`: why speeds are not known, where it is told above the table."""
     step = "1, the control" if recipe.is_control else speed_words(recipe.speed)
+    if reason and not recipe.is_control:
+        step = "not known"
     return (recipe.precision, recipe.correction, step, *recipe.accuracy.cells, recipe.accuracy.k3)
 
 
@@ -89,6 +94,13 @@ def memory_words(question: Question, at: GpuSplit | None) -> str:
     head = "" if question.gpu == GPU else f"not checked on {question.gpu}; "
     tail = f": {at.reason}" if at.reason else ", with checkpointed layers" * at.is_checkpointed
     return f"{head}on {question.gpus} x {GPU} it {at.verdict}{tail} (the plan of lowbit capacity)"
+
+
+def _one_reason(recipes: Sequence[Recipe]) -> str:
+    """Why no recipe's speed is known, where all have the same reason, else ""."""
+    speeds = [recipe.speed for recipe in recipes if not recipe.is_control]
+    reasons = {found.words for found in speeds if found.kind == "not known"}
+    return reasons.pop() if len(reasons) == 1 and all(found.kind == "not known" for found in speeds) else ""
 
 
 def _shared(recipes: Sequence[Recipe], head: str, of: Callable[[Recipe], Sequence[str]]) -> Iterator[str]:

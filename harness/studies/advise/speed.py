@@ -56,7 +56,9 @@ def read_evidence(results: Path) -> Evidence:
 def speed(evidence: Evidence, question: Question, precision: str) -> Speed:
     """Speed-up of a step; "not known" where its stages were not timed, or it does not fit."""
     if question.gpu != GPU:
-        return Speed(kind="not known", words=f"no rate was measured on {question.gpu}, only on {GPU}")
+        return Speed(
+            kind="not known", words=f"no rate was measured on {question.gpu}; --gpu {GPU} answers for that one"
+        )
     if question.size not in SIZES:
         return Speed(kind="not known", words=f"no rate was measured at {question.size}")
     if precision not in EVERY:
