@@ -88,7 +88,7 @@ def test_a_wheel_carries_what_is_committed_of_sweeps_and_results() -> None:
     assert {name for name in kept if name.startswith(wanted)} <= names
     assert {"claims.yaml", "results/claims.md"} <= names
     assert {f"results/tables/{name}.csv" for name in (SWEEP, MISMATCH)} <= names, "what `lowbit advise` reads"
-    assert sum((ROOT / name).stat().st_size for name in names & kept) < 70e6  # PyPI takes 100 MB
+    assert sum((ROOT / name).stat().st_size for name in names & kept) < 80e6  # PyPI takes 100 MB
 
 
 def test_what_is_measured_on_a_users_own_models_is_no_change_of_the_checkout() -> None:
