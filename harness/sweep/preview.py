@@ -191,8 +191,7 @@ def base_lines(
     missing = missing_bases(todo, launch)
     on_gpu = {folder for folder, cell in missing.items() if cell.trainer.device == "cuda"}
     names = ", ".join(folder.name for folder in missing)
-    told = "their time is not predicted; lowbit base shows how far they are"
-    lines = [f"bases to train first ({told}): {names}"] if missing else []
+    lines = [f"bases to train first (their time is not predicted): {names}"] if missing else []
     used = {folder: Counter[str | None]() for cell in todo if (folder := base_folder(cell, launch)) is not None}
     for cell in cells:
         record = known.get(run_id(cell))

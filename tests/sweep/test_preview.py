@@ -266,8 +266,7 @@ def test_a_base_that_is_gone_or_was_made_anew_is_told_before_cells_run(tmp_path:
     ]
     folder = base_folder(cells[0], launch)
     assert folder is not None and folder == base_folder(cells[1], launch)
-    told = "their time is not predicted; lowbit base shows how far they are"
-    train = f"bases to train first ({told}): {folder.name}"
+    train = f"bases to train first (their time is not predicted): {folder.name}"
     assert base_lines(cells, cells, {}, launch) == [train]  # nothing rests on it yet
     done = record(cells[0], launch, None, {}, "ok", None, None)
 
