@@ -97,7 +97,7 @@ def memory_words(question: Question, at: GpuSplit | None) -> str:
 
 
 def _one_reason(recipes: Sequence[Recipe]) -> str:
-    """Why no recipe's speed is known, where all have the same reason, else ""."""
+    """Reason why no recipe's speed is known, where all have the same, else ""."""
     speeds = [recipe.speed for recipe in recipes if not recipe.is_control]
     reasons = {found.words for found in speeds if found.kind == "not known"}
     return reasons.pop() if len(reasons) == 1 and all(found.kind == "not known" for found in speeds) else ""
