@@ -234,6 +234,8 @@ def _extract(source: Path, folder: Path) -> None:
             with zipfile.ZipFile(source) as archive:
                 archive.extractall(folder)
             return
+        if not hasattr(tarfile, "data_filter"):
+            raise ValueError(f"results import: {source}: Python 3.11.4 or newer unpacks a tar safely; give a zip here")
         with tarfile.open(source) as archive:
             archive.extractall(folder, filter="data")
             stream = archive.fileobj

@@ -197,6 +197,19 @@ def test_a_tar_that_ends_in_a_zip_is_a_tar(tmp_path: Path, capsys: pytest.Captur
     assert "1 runs imported" in capsys.readouterr().out
 
 
+def test_a_python_that_cannot_unpack_a_tar_safely_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "out").mkdir()
+    source = tmp_path / "back.tar"
+    with tarfile.open(source, "w") as archive:
+        archive.add(tmp_path / "out", "results")
+    monkeypatch.delattr(tarfile, "data_filter")  # as before Python 3.11.4
+    assert main(["results", "import", str(source), "--results", str(tmp_path / "ours")]) == 2
+    assert f"{source}: Python 3.11.4 or newer unpacks a tar safely; give a zip here\n" in capsys.readouterr().err
+    assert not (tmp_path / "ours" / "runs").exists()
+
+
 def test_a_packed_sweep_by_itself_is_imported_and_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     write_result(theirs / "runs" / "mine", *factory.result(sweep="mine"))
