@@ -55,20 +55,25 @@ def read_stream(weights: WeightStream, shapes: Mapping[str, tuple[int, ...]], pl
             unexpected.append(name)
         elif key in kind:
             raise ValueError(f"{name} is in the stream twice")
-        elif (kind is stream.scales or kind is stream.zeros) and (
-            (fmt := weight_format(plan, key)) is None or fmt.tile is None
-        ):
-            raise ValueError(f"{name} is in the stream, and the plan does not quantize {key}")
-        elif kind is stream.zeros and (fmt := weight_format(plan, key)) is not None and fmt.symmetric:
-            raise ValueError(f"{name} is in the stream, and {fmt.name} has no zero point")
         elif kind is stream.tensors and tuple(tensor.shape) != shapes[key]:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the model needs {shapes[key]}")
         else:
+            if kind is stream.scales or kind is stream.zeros:
+                _check_quantized(name, key, plan, is_zero=kind is stream.zeros)
             kind[key] = tensor
     missing = [name for name in shapes if name not in stream.tensors]
     if missing or unexpected:
         raise ValueError(f"weight stream: missing {listed(missing)}; unexpected {listed(unexpected)}")
     return stream
+
+
+def _check_quantized(name: str, key: str, plan: Plan, *, is_zero: bool) -> None:
+    """Raises ValueError where the format of tensor `key` has no place for `name`, its scale or zero point."""
+    fmt = weight_format(plan, key)
+    if fmt is None or fmt.tile is None:
+        raise ValueError(f"{name} is in the stream, and the plan does not quantize {key}")
+    if is_zero and fmt.symmetric:
+        raise ValueError(f"{name} is in the stream, and {fmt.name} has no zero point")
 
 
 def check_beside(
