@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 
 from harness.records.arms import Arm, label, rank
 from harness.records.folder import Series, load_series
+from harness.records.sweep_file import BASELINES
 from harness.report.leaderboard import Board
 from harness.report.plots.along import along
 from harness.report.plots.bands import over_evaluations, over_profile, over_steps
@@ -37,7 +38,7 @@ from harness.report.plots.style import (
     stripes,
     style_name,
 )
-from harness.report.plots.titles import BASELINE, largest_title, panel_title, scores_title, slope_title
+from harness.report.plots.titles import largest_title, panel_title, scores_title, slope_title
 
 MAX_ARMS = 16
 """Arms of one precision beyond which a sweep has no curves."""
@@ -172,12 +173,12 @@ def num_bases(arms: Sequence[Arm]) -> list[int]:
 
 
 def lines_of(arms: Sequence[Arm], board: dict[str, Any], control: str) -> list[Arm]:
-    """Arms that are drawn as curves, in the order given: per precision the control, the uncorrected arm, and those of
-    the highest mean accuracy during training, MAX_LINES with the control."""
+    """Arms that are drawn as curves, in the order given: per precision the control, TIS, the uncorrected arm, and those
+    of the highest mean accuracy during training, MAX_LINES with the control."""
     chosen: list[Arm] = []
     for precision in dict.fromkeys(arm.precision for arm in arms):
         others = [arm for arm in arms if arm.precision == precision and (arm.method != control or arm.variant)]
-        others.sort(key=lambda arm: (arm.method != BASELINE or bool(arm.variant), -board[arm.label]["auc"]))
+        others.sort(key=lambda arm: (arm.method not in BASELINES or bool(arm.variant), -board[arm.label]["auc"]))
         chosen += others[: MAX_LINES - 1]
     return [arm for arm in arms if (arm.method == control and not arm.variant) or arm in chosen]
 

@@ -17,7 +17,7 @@ from harness.published.figures.grid import draw_grid
 from harness.records.arms import Arm, group_arms
 from harness.records.folder import load_series
 from harness.records.run_result import RunResult, read_results, write_result
-from harness.report.figures import STYLE, draw_all, overview, scores, step_label
+from harness.report.figures import STYLE, draw_all, lines_of, overview, scores, step_label
 from harness.report.leaderboard import board_of, leaderboard
 from harness.report.plots.bands import over_evaluations, over_profile, over_steps
 from harness.report.plots.style import INK, looks_of, small_multiples, style_name
@@ -184,8 +184,19 @@ def test_the_overview_focuses_on_the_precision_with_most_arms() -> None:
         assert legend.get_window_extent().y0 >= ax.get_window_extent().y1, "legend over the data"
 
 
+def test_tis_has_a_curve_where_it_is_the_worst() -> None:
+    methods = ("naive", "flashrl", "mis", "icepop", "opsm", "qurl", "tis_token")
+    names = [factory.QUICK[0], *((name, "int4", "decoupled") for name in methods)]
+    results = [result for result, _ in factory.sweep_results(names, seeds=1)]
+    arms, board = group_arms(results), {str(r["arm"]): r for r in leaderboard(results).to_dict("records")}
+    for rank, name in enumerate(methods):
+        board[f"{name} int4"]["auc"] = 0.1 * (rank if name != "flashrl" else -1)
+    shown = [arm.method for arm in lines_of(arms, board, "bf16")]
+    assert sorted(shown) == ["bf16", "flashrl", "naive", "qurl", "tis_token"]
+
+
 def test_a_figure_says_how_many_arms_have_no_curve(tmp_path: Path) -> None:
-    """Curves of the control, and of seven arms at int4 those of the uncorrected one and the three best."""
+    """Curves of the control, and of seven arms at int4 those of the uncorrected one, of TIS and of the two best."""
     methods = ("naive", "flashrl", "mis", "icepop", "opsm", "qurl", "tis_token")
     few, many = (
         factory.sweep_results([factory.QUICK[0], *((name, "int4", "decoupled") for name in names)], seeds=1)
