@@ -226,26 +226,29 @@ def _records(root: Path) -> dict[Path, Path]:
 
 
 def _extract(source: Path, folder: Path) -> None:
-    """The files of a tar or zip archive into `folder`. Raises ValueError for one that is no whole archive."""
+    """The files of a tar or zip archive into `folder`. Raises ValueError for one that is no whole archive, and for a tar
+    where Python is too old to unpack one safely."""
     from harness.records.packed import DAMAGES
 
+    is_safe = hasattr(tarfile, "data_filter")
     try:
-        if not tarfile.is_tarfile(source):  # asked first: a tar that ends in a zip looks like a zip, too
+        is_tar = tarfile.is_tarfile(source)  # asked first: a tar that ends in a zip looks like a zip, too
+        if not is_tar:
             with zipfile.ZipFile(source) as archive:
                 archive.extractall(folder)
-            return
-        if not hasattr(tarfile, "data_filter"):
-            raise ValueError(f"results import: {source}: Python 3.11.4 or newer unpacks a tar safely; give a zip here")
-        with tarfile.open(source) as archive:
-            archive.extractall(folder, filter="data")
-            stream = archive.fileobj
-            assert stream is not None
-            stream.seek(archive.offset)
-            if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # extractall stops at a damaged header
-                raise tarfile.ReadError("it ends early or is damaged")
-            stream.read(-1)  # a compressed stream tells at its end whether it was damaged
+        elif is_safe:
+            with tarfile.open(source) as archive:
+                archive.extractall(folder, filter="data")
+                stream = archive.fileobj
+                assert stream is not None
+                stream.seek(archive.offset)
+                if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # extractall stops at a damaged header
+                    raise tarfile.ReadError("it ends early or is damaged")
+                stream.read(-1)  # a compressed stream tells at its end whether it was damaged
     except (tarfile.TarError, *DAMAGES) as error:
         raise ValueError(f"results import: {source}: no whole zip or tar archive: {error}") from error
+    if is_tar and not is_safe:
+        raise ValueError(f"results import: {source}: Python 3.11.4 or newer unpacks a tar safely; give a zip here")
 
 
 def _import_looks(source: Path, results: Path) -> None:
