@@ -1,4 +1,4 @@
-"""`lowbit capacity`: memory and time of a step by size, length and precision on so many GPUs."""
+"""`lowbit capacity`: memory and time of a step by size, length and precision on so many NVIDIA H200."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from harness.cli.options import (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--gpus", type=positive_list, default=(1, 8, 64), help="numbers of GPUs (default: 1,8,64)")
+    parser.epilog = "Rates were measured on NVIDIA H200 alone, so there is no plan for another GPU."
+    parser.add_argument("--gpus", type=positive_list, default=(1, 8, 64), help="numbers of H200 (default: 1,8,64)")
     parser.add_argument("--sizes", type=word_list, default=(), help="sizes of Qwen2.5 (default: all that were timed)")
     parser.add_argument("--lengths", type=positive_list, default=(), help="tokens of a response (default: all timed)")
     parser.add_argument("--batch", type=positive, help="responses of a step (default: 512)")

@@ -58,7 +58,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "advise": "rollout format and correction for a model, a length and some GPUs, with evidence and configurations",
         "break-even": "from which size and length on a low precision pays for a whole step, "
         "from what was measured on the GPU",
-        "capacity": "memory and time of a step by size, length and precision on so many GPUs, "
+        "capacity": "memory and time of a step by size, length and precision on so many NVIDIA H200, "
         "checked against measurements",
     },
     "check": {

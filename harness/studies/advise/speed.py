@@ -10,7 +10,7 @@ from typing import Literal
 
 from harness.studies.advise.question import Question
 from harness.studies.capacity.check import Row, generation_rows, update_rows, verl_rows
-from harness.studies.capacity.place import EVERY, GpuSplit, Work, place
+from harness.studies.capacity.place import ARMS, GpuSplit, Work, place
 from harness.studies.capacity.seconds import Links, StepTime, step
 from harness.studies.stage_rates import RATES, Measured, read_measured
 from harness.studies.throughput.plan import read_sweep
@@ -61,7 +61,7 @@ def speed(evidence: Evidence, question: Question, precision: str) -> Speed:
         )
     if question.size not in SIZES:
         return Speed(kind="not known", words=f"no rate was measured at {question.size}")
-    if precision not in EVERY:
+    if precision not in ARMS:
         return Speed(kind="not known", words=f"no rate was measured with {precision}")
     base, own = (_planned(evidence, question, name) for name in ("bf16", precision))
     for name, (at, seconds) in (("bf16", base), (precision, own)):
@@ -82,7 +82,7 @@ def speed(evidence: Evidence, question: Question, precision: str) -> Speed:
 
 def placement(question: Question, precision: str) -> GpuSplit | None:
     """Placement of the step on the question's GPUs; None for a size without a shape."""
-    if question.size not in SIZES or precision not in EVERY:
+    if question.size not in SIZES or precision not in ARMS:
         return None
     return place(_work(question, precision), question.gpus)
 

@@ -22,10 +22,8 @@ from harness.studies.stage_rates import ARMS as LOW
 from harness.studies.throughput.shapes import PRECISIONS, shape_of
 from harness.trainers.verl.checks import check_shared_engine
 
-ARMS = {"bf16": ("bf16", "bf16")} | {name: LOW[name] for name in ("fp8_block", "fp8_block+kv8", "int8", "one FP8 flow")}
-"""Name -> (precision of the rollouts, arithmetic of the trainer): the arms of the plan's tables."""
-EVERY = ARMS | LOW
-"""Every arm that has rates."""
+ARMS = {"bf16": ("bf16", "bf16")} | LOW
+"""Name -> (precision of the rollouts, arithmetic of the trainer)."""
 MOST_GPUS = 1024
 """Up to which a remedy is looked for."""
 
@@ -48,8 +46,8 @@ class Work:
 
     def __post_init__(self) -> None:
         longest = shape_of(self.size).max_positions
-        if self.arm not in EVERY:
-            raise ValueError(f"arm: {self.arm!r} is unknown; {nearest(self.arm, EVERY)}")
+        if self.arm not in ARMS:
+            raise ValueError(f"arm: {self.arm!r} is unknown; {nearest(self.arm, ARMS)}")
         for name in ("batch", "prompt", "pass_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: a whole number above 0 is expected")
@@ -66,12 +64,12 @@ class Work:
     @property
     def precision(self) -> str:
         """Precision of the rollouts."""
-        return EVERY[self.arm][0]
+        return ARMS[self.arm][0]
 
     @property
     def arithmetic(self) -> str:
         """Arithmetic of the trainer."""
-        return EVERY[self.arm][1]
+        return ARMS[self.arm][1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,12 +35,14 @@ checkpointed layers. `lowbit capacity --why` has a line for each that was not ta
 another method: taken where no layout that trains all weights fits. On either trainer the part
 `bf16_train.BF16Compute` (or `jet_rl.FP8Flow`) with `launch.native_16bit=true launch.compile=true`. Of {device:.1f}
 GiB a plan fills {usable:.1f}. Micro-batches of at most {tokens} tokens a GPU (one response at least).
+No other GPU was measured, so there is no plan for one.
 
-**Measured**: decode rates (bare vLLM), the push and one compiled layer at 7B. **Estimated** from them: training of a
-whole model, other sizes. **Assumed**: {nvlink:g} GB/s per GPU inside a node of 8, {network:g} GB/s per node between
-nodes, {host:g} GB/s per GPU to the host (sleep and wake), {reduce:g} us per small all-reduce; communication is not
-overlapped, and an engine over N GPUs decodes N times as fast but for its all-reduces; so **every number of more than
-one GPU is assumed**. Left out: evaluation, checkpoints on disk, padding.
+**Measured**: decode rates (bare vLLM), the push of BF16, FP8 and INT8 and one compiled layer at 7B. **Estimated** from
+them: training of a whole model, other sizes, the push of 4-bit weights (as slow as the slowest). **Assumed**:
+{nvlink:g} GB/s per GPU inside a node of 8, {network:g} GB/s per node between nodes, {host:g} GB/s per GPU to the host
+(sleep and wake), {reduce:g} us per small all-reduce; communication is not overlapped, and an engine over N GPUs decodes
+N times as fast but for its all-reduces; so **every number of more than one GPU is assumed**. Left out:
+evaluation, checkpoints on disk, padding.
 
 {legend} `^` rates of steps that waited for the host; `xN` an engine samples its responses in N
 groups, because its cache (or the largest batch that was timed) holds no more at a time; `c` checkpointed layers; `tpN`

@@ -446,8 +446,20 @@ def test_the_command_writes_a_page_a_table_and_a_figure(tmp_path: Path, capsys: 
     assert f"\n\n{report.LEGEND} `^` rates of steps that waited for the host; " in said
     assert said.count("\nMemory: BF16, ") == 2
     rows = (tmp_path / "tables" / "capacity_h200.csv").read_text(encoding="utf-8").splitlines()
-    assert len(rows) == 1 + 2 * 2 * 2 * 5 and rows[1].startswith("0.5b,512,bf16,1,64,estimated,fits,")
+    assert len(rows) == 1 + 2 * 2 * 2 * 7 and rows[1].startswith("0.5b,512,bf16,1,64,estimated,fits,")
+    page = (tmp_path / "tables" / "capacity_h200.md").read_text(encoding="utf-8")
+    assert " | bf16 | fp8_block | fp8_block+kv8 | int8 | nvfp4 | int4 | one FP8 flow |\n" in page
+    assert "\nNo other GPU was measured, so there is no plan for one.\n" in page
     assert (tmp_path / "figures" / "capacity_h200.png").stat().st_size > 10000
+
+
+def test_four_bits_are_planned_and_where_they_were_not_timed_have_no_seconds() -> None:
+    found = read_measured(ROOT / "results", read_sweep(RATES))
+    wanted = [Work(size=size, arm=arm, length=512) for size in ("3b", "7b") for arm in ("int8", "nvfp4", "int4")]
+    cells = report.cells_of(found, wanted, [1], Links())
+    assert [cell.words for cell in cells] == ["-", "-", "-", "45.9 x2 c", "52.1 x2 c", "46.4 x2 c"]
+    sampling = [cell.place.sampling["engine weights"] for cell in cells[3:]]
+    assert sampling == pytest.approx([8.11, 5.45, 5.16], abs=0.01)
 
 
 @pytest.mark.parametrize(
