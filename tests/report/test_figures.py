@@ -261,7 +261,7 @@ def draw(folder: Path, **options: Any) -> list[Path]:
 
 
 def test_draw_all(tmp_path: Path) -> None:
-    pairs = factory.sweep_results((*factory.QUICK[:2], factory.QUICK[5]), seeds=2)
+    pairs = factory.sweep_results((*factory.QUICK[:2], factory.QUICK[5]), seeds=3)
     write(
         tmp_path,
         [*pairs, factory.result("naive", "int3", status="failed"), factory.result("mis", "int4", status="diverged")],

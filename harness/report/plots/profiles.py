@@ -103,13 +103,16 @@ def improvements(arms: Sequence[Arm], scores: Mapping[str, Scores], control: str
 
 
 def profile_figure(arms: Sequence[Arm], scores: Mapping[str, Scores], control: str = "bf16") -> Figure | None:
-    """A panel per precision with the control, the baseline and its best methods, of those that ran in most settings;
-    None without two scored arms. `scores`: by label."""
-    contexts = list(dict.fromkeys(label(arm.context) for arm in arms))
+    """A panel per precision with the control, the baseline and its best methods, of those that ran in most settings.
+    Lines of fewer than `stats.MIN_SEEDS` runs say nothing and are left out; None without two others. `scores`: by
+    label."""
     lines: dict[tuple[str, str], dict[str, Floats]] = {}
     for arm in arms:
         if len(found := run_scores(scores[arm.label])):
             lines.setdefault((arm.precision, style_name(arm)), {})[label(arm.context)] = found
+    lines = {key: strata for key, strata in lines.items() if sum(map(len, strata.values())) >= stats.MIN_SEEDS}
+    contexts = [place for place in dict.fromkeys(label(arm.context) for arm in arms)
+                if any(place in strata for strata in lines.values())]  # fmt: skip
     reference = next((key for key in lines if key[1] == control), None)
     precisions = [p for p in dict.fromkeys(p for p, _ in lines) if reference is None or p != reference[0]]
     if not precisions or len(lines) < 2:

@@ -58,11 +58,14 @@ def test_improvements_over_lengths() -> None:
 def test_a_precision_that_ran_in_fewer_settings_is_compared_there() -> None:
     both = [(method, precision, n) for method, precision in (("bf16", "bf16"), ("naive", "int8")) for n in (8, 16)]
     cells = [*both, ("naive", "fp16", 8)]
-    arms, scores = score_arms([factory.result(m, p, seed=seed, task__n=n)[0] for m, p, n in cells for seed in range(3)])
+    runs = [factory.result(m, p, seed=seed, task__n=n)[0] for m, p, n in cells for seed in range(3)]
+    runs += [factory.result("naive", "int4", seed=seed, task__n=32)[0] for seed in range(2)]  # too few for a line
+    arms, scores = score_arms(runs)
     figure = profile_figure(arms, scores)
     assert figure is not None
     panels = {ax.get_title(): ax for ax in figure.axes if ax.get_title()}
     assert set(panels) == {"int8", "fp16, n=8 alone"}
+    assert figure.get_supxlabel().endswith(" over n=8, n=16")
     control = [run_scores(scores[arm.label]) for arm in arms if arm.method == "bf16"]
     for title, strata in (("int8", control), ("fp16, n=8 alone", control[:1])):
         drawn = np.asarray(panels[title].lines[0].get_ydata(), dtype=float)
@@ -81,4 +84,6 @@ def test_the_figure_has_a_panel_per_precision_with_the_control_in_each(tmp_path:
     control = run_scores(scores[next(arm.label for arm in arms if arm.method == "bf16")])
     assert drawn[0] == 1 and drawn[-1] == 0 and drawn[np.searchsorted(np.linspace(0, 1, 201), control.min())] < 1
     assert save_png(lambda: figure, tmp_path / "a" / "profiles.png")[0].read_bytes()[:4] == b"\x89PNG"
+    arms, scores = score_arms([result for result, _ in factory.sweep_results(seeds=2)])
+    assert len(arms) > 2 and profile_figure(arms, scores) is None  # no line has three runs
     assert profile_figure(arms[:1], scores) is None and save_png(lambda: None, tmp_path / "b.png") == []
