@@ -226,8 +226,8 @@ def _records(root: Path) -> dict[Path, Path]:
 
 
 def _extract(source: Path, folder: Path) -> None:
-    """The files of a tar or zip archive into `folder`. Raises ValueError for one that is no whole archive, and for a tar
-    where Python is too old to unpack one safely."""
+    """The files of a tar or zip archive into `folder`. Raises ValueError for one that is no whole archive, and for a
+    tar where Python is too old to unpack one safely."""
     from harness.records.packed import DAMAGES
 
     is_safe = hasattr(tarfile, "data_filter")

@@ -183,15 +183,15 @@ def _purpose(path: Path) -> bytes | None:
         return _member(path, PURPOSE) if PURPOSE in archive.namelist() else None
 
 
-def read_lines(path: Path) -> list[Any]:
-    """The records of a packed sweep as JSON, in its order. Raises ValueError for a file that is none."""
-    return [json.loads(line) for line in _member(path, RECORDS).splitlines()]
+def read_lines(path: Path) -> list[bytes]:
+    """The records of a packed sweep as lines of JSON, in its order. Raises ValueError for a file that is none."""
+    return _member(path, RECORDS).splitlines()
 
 
 def read_packed(path: Path, runs: Collection[str] | None = None) -> list[RunResult]:
     """The records of a packed sweep, of all runs or of those that it has of `runs`, in its order. Raises ValueError for
     a file that is none."""
-    lines = _member(path, RECORDS).splitlines()
+    lines = read_lines(path)
     if runs is not None:
         lines = [line for line in lines if (said := _RUN_ID.search(line)) and said[1].decode() in runs]
     try:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from harness.config.load import to_json
 from harness.config.schema import RunConfig
@@ -47,6 +47,16 @@ GPU_START_S = {"embedded": 15.0, "vllm": 45.0}
 """Imports, engine, CUDA graphs: guessed for a machine whose cores are all in use."""
 GPU_DECODE_S = {"embedded": (1e-6, 3e-3), "vllm": (2e-5, 2.5e-3)}
 """Seconds of a decoding step: per row, and once."""
+
+
+class _Times(BaseModel):
+    """Fields of a record that a sample is made of: a parser that leaves the others out takes a third of the time."""
+
+    status: str
+    config: dict[str, Any]
+    hardware: dict[str, Any]
+    num_steps: int
+    time_s: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,45 +232,60 @@ def arm_key(config: Config, place: str) -> str:
 
 def read_samples(results: Path) -> list[Sample]:
     """Every finished cell of every sweep, packed ones too. Files that are no records are no samples."""
-    return [sample for record in _records(results) if (sample := _sample(record)) is not None]
+    return [sample for text in _texts(results) if (sample := _sample(text)) is not None]
 
 
-def _records(results: Path) -> Iterator[Any]:
+def _texts(results: Path) -> Iterator[bytes]:
+    """JSON of every record."""
     folders = {path.name for path in sweep_folders(results)}
     for path in progress_bar(sorted(runs_folder(results).glob("*/*.json")), "record"):
-        with suppress(OSError, ValueError):
-            yield json.loads(path.read_bytes())
+        with suppress(OSError):
+            yield path.read_bytes()
     for path in progress_bar(packed_paths(results), "packed sweep"):
         if path.stem not in folders:
             with suppress(ValueError):
                 yield from read_lines(path)
 
 
-def _sample(record: Any) -> Sample | None:
+def _sample(text: bytes) -> Sample | None:
     with suppress(AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
-        times, hardware, steps = record["time_s"], record["hardware"], record["num_steps"]
+        record = _Times.model_validate_json(text)
+        times, hardware, steps = record.time_s, record.hardware, record.num_steps
         step_s = sum(times.get(stage, 0.0) for stage in STAGES if stage != "eval") / steps
         place = f"{hardware['device']} {hardware.get('gpu') or hardware['cpu']}"
         rest_s = max(0.5, times["total"] - steps * step_s)
-        if record["status"] == "ok" and step_s > 0:
-            _ = features(record["config"], place), guess(record["config"])  # what `fit` asks of it
-            return Sample(config=record["config"], place=place, num_steps=steps, step_s=step_s, rest_s=rest_s)
+        if record.status == "ok" and step_s > 0:
+            _ = features(record.config, place), guess(record.config)  # what `fit` asks of it
+            return Sample(config=record.config, place=place, num_steps=steps, step_s=step_s, rest_s=rest_s)
     return None
 
 
 def fit(samples: Sequence[Sample]) -> CostModel:
-    """Learn from samples; none at all leaves the guess."""
+    """Learn from samples; none at all leaves the guess.
+
+    Samples that differ in seeds alone have equal features, so the D distinct rows of features stand for all of them,
+    each with its count. They are fewer than the features, so it is their system [D, D] that is solved.
+    """
     if not samples:
         return CostModel(step={}, rest={}, arms=frozenset(), settings=frozenset(), errors={}, places={})
-    rows = [features(s.config, s.place) for s in samples]
+    found = [tuple(features(s.config, s.place).items()) for s in samples]
+    distinct = {row: index for index, row in enumerate(dict.fromkeys(found))}
+    own = np.array([distinct[row] for row in found])
+    counts = np.bincount(own)
     guesses = np.array([guess(s.config) for s in samples])
-    names = sorted({name for row in rows for name in row})
-    x = pd.DataFrame(rows, columns=names).fillna(0.0).to_numpy()
+    names = sorted({name for row in distinct for name, _ in row})
+    columns = {name: index for index, name in enumerate(names)}
+    x = np.zeros((len(distinct), len(names)))
+    for row, index in distinct.items():
+        x[index, [columns[name] for name, _ in row]] = [value for _, value in row]
     measured = np.array([(s.step_s, s.rest_s) for s in samples])
     y = np.log(measured / guesses)
     penalty = np.where(np.array(names) == "one", 0.01, PENALTY)
-    smoother = np.linalg.solve(x.T @ x + np.diag(penalty), x.T).astype(np.float64)
-    effects = smoother @ y
+    scaled = x / penalty  # (X'WX + P)^-1 X'W is P^-1 X' (X P^-1 X' + W^-1)^-1, with the counts W and the penalties P
+    inverse = np.linalg.inv(scaled @ x.T + np.diag(1 / counts))
+    means = np.stack([np.bincount(own, part) for part in y.T], axis=1) / counts[:, None]
+    effects = (scaled.T @ (inverse @ means)).astype(np.float64)
+    hat = (np.diag(1 / counts) - inverse / np.outer(counts, counts)).astype(np.float64)
     arms = [arm_key(s.config, s.place) for s in samples]
     settings = [setting_key(s.config, s.place) for s in samples]
     steps, actual = np.array([s.num_steps for s in samples]), np.array([s.total_s for s in samples])
@@ -268,7 +293,7 @@ def fit(samples: Sequence[Sample]) -> CostModel:
     keys: dict[Level, Sequence[object]] = {"like": range(len(samples)), "arm": arms, "new": settings}
     for level, groups in keys.items():
         if len(set(groups)) > 1:
-            parts = guesses * np.exp(y - _left_out(x, smoother, y - x @ effects, groups))
+            parts = guesses * np.exp(y - _left_out(hat, own, y - (x @ effects)[own], groups))
             errors[level] = _past_error(steps * parts[:, 0] + parts[:, 1], actual)
     counted = Counter(s.place for s in samples).most_common()
     places = {place.partition(" ")[0]: place for place, _ in reversed(counted)}
@@ -278,15 +303,16 @@ def fit(samples: Sequence[Sample]) -> CostModel:
     )  # fmt: skip
 
 
-def _left_out(x: Floats, smoother: Floats, residuals: Floats, groups: Sequence[object]) -> Floats:
-    """Residuals of every group predicted by a fit without it: (1 - H_GG)^-1 r_G, exact for ridge regression."""
+def _left_out(hat: Floats, own: NDArray[np.int64], residuals: Floats, groups: Sequence[object]) -> Floats:
+    """Residuals of every group predicted by a fit without it: (1 - H_GG)^-1 r_G, exact for ridge regression. `hat`:
+    H of the distinct rows [D, D]; `own`: the row of each sample."""
     members: dict[object, list[int]] = {}
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
     found = np.empty_like(residuals)
     for rows in members.values():
-        hat = x[rows] @ smoother[:, rows]
-        found[rows] = np.linalg.solve(np.eye(len(rows)) - hat, residuals[rows])
+        at = own[rows]
+        found[rows] = np.linalg.solve(np.eye(len(rows)) - hat[np.ix_(at, at)], residuals[rows])
     return found
 
 

@@ -109,6 +109,20 @@ def test_errors_grow_with_what_is_left_out() -> None:
     assert errors["arm"].median < errors["new"].median
 
 
+def test_effects_are_those_of_a_ridge_regression_on_every_sample() -> None:
+    samples = sampled(0.2, 2, methods=("bf16", "naive"), models=("xs", "s"))[1:]  # one arm has one seed, others two
+    rows = [features(s.config, s.place) for s in samples]
+    names = sorted({name for row in rows for name in row})
+    x = np.array([[row.get(name, 0.0) for name in names] for row in rows])
+    y = np.log([[s.step_s / g[0], s.rest_s / g[1]] for s in samples if (g := guess(s.config))])
+    penalty = np.diag([0.01 if name == "one" else forecast.PENALTY for name in names])
+    step, rest = np.linalg.solve(x.T @ x + penalty, x.T @ y).T
+    model = fit(samples)
+    assert len(samples) == 47 and len({tuple(row.items()) for row in rows}) == 24
+    assert [model.step[name] for name in names] == pytest.approx(step, abs=1e-9)
+    assert [model.rest[name] for name in names] == pytest.approx(rest, abs=1e-9)
+
+
 @pytest.mark.parametrize("level", ["like", "arm", "new"])
 def test_left_out_errors_are_those_of_refits(level: forecast.Level) -> None:
     samples = sampled(0.2, 2, methods=("bf16", "naive"), models=("xs", "s"))
