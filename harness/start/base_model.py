@@ -15,13 +15,14 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from harness.config.schema import MIXTURE
+from harness.foundation.json_object import read_json_object
 from harness.foundation.lock_file import held
 from harness.foundation.seeds import stable_seed
 from harness.models.checkpoint import content_hash, save_decoder
@@ -69,6 +70,23 @@ def _values(config: DecoderConfig) -> dict[str, Any]:
     values = dataclasses.asdict(config)
     del values["rope_scaling"]
     return values if config.num_experts else {name: value for name, value in values.items() if name not in MIXTURE}
+
+
+def _described(config: DecoderConfig, task: Demonstrated, recipe: Recipe) -> dict[str, Any]:
+    """What a record says of everything that decides a base's weights but its seed."""
+    return {
+        "rule": _rule(recipe), "task": task.name, "task_hash": task.content_hash(),
+        "model": _values(_complete(config, task)), "recipe": recipe_values(recipe),
+    }  # fmt: skip
+
+
+def seconds_taken(config: DecoderConfig, task: Demonstrated, recipe: Recipe, folders: Iterable[Path]) -> list[float]:
+    """Seconds that the bases of these folders took which differ from such a one in their seed alone, of those whose
+    record tells (text bases trained on a GPU). Raises ValueError for a damaged record."""
+    wanted = _described(config, task, recipe)
+    records = [read_json_object(folder / RECORD) for folder in folders]
+    alike = [record for record in records if {name: record.get(name) for name in wanted} == wanted]
+    return [record["seconds"] for record in alike if "seconds" in record]
 
 
 def check_recipe(config: DecoderConfig, task: Demonstrated, recipe: Recipe) -> None:
@@ -159,11 +177,7 @@ def train_base(
         )
     record = {
         "key": base_key(config, task, recipe, base_seed),
-        "rule": _rule(recipe),
-        "task": task.name,
-        "task_hash": task.content_hash(),
-        "model": _values(config),
-        "recipe": recipe_values(recipe),
+        **_described(config, task, recipe),
         "base_seed": base_seed,
         **found,
         "torch": torch.__version__,

@@ -29,8 +29,8 @@ from harness.models.checkpoint import content_hash, load_config, load_decoder, s
 from harness.models.decoder import Decoder, DecoderConfig, Layer
 from harness.numerics.formats import format_named
 from harness.records.cell_progress import tell
-from harness.records.paths import bases_folder, work_folder
-from harness.start.base_model import base_key, base_name, check_recipe, ensure_base, waiting
+from harness.records.paths import base_folders, bases_folder, work_folder
+from harness.start.base_model import base_key, base_name, check_recipe, ensure_base, seconds_taken, waiting
 from harness.start.base_training import BaseRecipe, TrainingHost, in_words
 from harness.start.text_training import TextRecipe
 from harness.tasks import EMBEDDED, Demonstrated, Item, Task, Worded, build_task, check_ends, token_ids
@@ -225,6 +225,15 @@ def missing_bases(cells: Iterable[RunConfig], launch: Launch) -> dict[Path, RunC
         if folder is not None and not folder.is_dir():
             found.setdefault(folder, cell)
     return found
+
+
+def base_seconds(config: RunConfig, launch: Launch) -> list[float]:
+    """Seconds that the trainings of other bases took, of those that are there and differ from the one of a run in their
+    seed alone; none on a CPU, where no record tells. Raises ValueError for a damaged record."""
+    if config.trainer.device == "cpu":
+        return []
+    _, task, recipe = _base_of(config, task_of(config))
+    return seconds_taken(decoder_config(config.model), task, recipe, base_folders(launch.results))
 
 
 def _base_of(config: RunConfig, task: Task) -> tuple[str, Demonstrated, BaseRecipe | TextRecipe]:

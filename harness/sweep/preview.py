@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from harness.config.compose import compose
@@ -22,7 +23,7 @@ from harness.records.arms import arms_of, label
 from harness.records.run_result import RunResult
 from harness.records.statuses import FINISHED
 from harness.start.base_model import read_record
-from harness.start.prepare import base_folder, missing_bases
+from harness.start.prepare import base_folder, base_seconds, missing_bases
 from harness.sweep.folder_time import (
     HERE,
     PRODUCTS,
@@ -190,8 +191,10 @@ def base_lines(
     todo = [cell for cell in todo if run_id(cell) not in taken]
     missing = missing_bases(todo, launch)
     on_gpu = {folder for folder, cell in missing.items() if cell.trainer.device == "cuda"}
-    names = ", ".join(folder.name for folder in missing)
-    lines = [f"bases to train first (their time is not predicted): {names}"] if missing else []
+    by_time = dict[str, list[str]]()
+    for folder, cell in missing.items():
+        by_time.setdefault(_base_words(base_seconds(cell, launch)), []).append(folder.name)
+    lines = [f"bases to train first ({words}): {', '.join(names)}" for words, names in by_time.items()]
     used = {folder: Counter[str | None]() for cell in todo if (folder := base_folder(cell, launch)) is not None}
     for cell in cells:
         record = known.get(run_id(cell))
@@ -207,6 +210,14 @@ def base_lines(
             lines.append(f"note: {words} other weights of {folder.name} than are there now: the cells to run will be "
                          "compared with none of them")  # fmt: skip
     return lines
+
+
+def _base_words(seconds: Sequence[float]) -> str:
+    """The time of a base's training in words, from those of bases like it."""
+    if not seconds:
+        return "their time is not predicted"
+    middle = duration(median(seconds))
+    return f"about {middle} each, the median of {len(seconds)} of the same recipe; no forecast counts it"
 
 
 def tell_left_out(planned: Planned) -> None:

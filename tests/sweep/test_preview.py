@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -257,6 +258,27 @@ def test_cells_are_counted_by_arm_and_by_setting() -> None:
         ["n=6", "4", "3", "1", "30", "s?"],
     ]
     assert "setting" not in arm_tables(cells[:4], waiting)
+
+
+def test_the_time_of_missing_bases_is_that_of_bases_which_differ_in_the_seed_alone(tmp_path: Path) -> None:
+    launch = Launch(results=str(tmp_path), sweep="one")
+    words = ["model=words_10m", "task=wordmath", "task.n=4", "trainer.device=cuda"]
+    cells = [resolve(load([*words, "base=text_first", f"base_seed={seed}"])) for seed in (77, 78)]
+    other, on_cpu = (resolve(load([*words, *more])) for more in (["base=text"], ["base=text_first", "base_seed=79",
+                                                                               "trainer.device=cpu"]))  # fmt: skip
+    every = [*cells, other, on_cpu]
+    first, second, third, fourth = (folder.name for cell in every if (folder := base_folder(cell, launch)) is not None)
+    untold = "bases to train first (their time is not predicted): "
+    assert base_lines(every, every, {}, launch) == [f"{untold}{first}, {second}, {third}, {fourth}"]
+    for base in (ROOT / "results" / "bases").glob("words_10m-wordmath*-b[025]-*"):  # of 4, 10 and 30 operations
+        (tmp_path / "bases" / base.name).mkdir(parents=True)
+        shutil.copy(base / "recipe.json", tmp_path / "bases" / base.name)
+    assert len(list((tmp_path / "bases").iterdir())) > 6
+    assert base_lines(every, every, {}, launch) == [  # they took 38, 64.5 and 91 s
+        f"bases to train first (about 64 s each, the median of 3 of the same recipe; no forecast counts it): {first}, "
+        f"{second}",
+        f"{untold}{third}, {fourth}",
+    ]
 
 
 def test_a_base_that_is_gone_or_was_made_anew_is_told_before_cells_run(tmp_path: Path) -> None:
