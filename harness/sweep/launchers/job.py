@@ -1,8 +1,9 @@
 """Jobs and events of a launcher: a cell with its launch, and the events of its life.
 
 Every launcher is a function `run_cells(jobs, workers, ..., admit) -> Generator[Event, None, None]`: whenever fewer than
-`workers` run it starts the first waiting job that `admit` lets pass at that moment; it ends when none runs and none may
-start. A job that starts ends in exactly one `finished` event; closing the generator stops the running cells.
+`workers` run it starts the first waiting job that `admit` lets pass at that moment and whose base no other cell trains;
+it ends when none runs and none may start. A job that starts ends in exactly one `finished` event; closing the generator
+stops the running cells.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from harness.records import cell_progress
 from harness.records.run_result import RunResult, read_result
 from harness.records.statuses import FINISHED
 from harness.run.cell import record, record_path, work_folder, write
+from harness.sweep.launchers.bases import bases_of, next_job, untrained
 from harness.sweep.launchers.deaths import OUT_OF_MEMORY, ending, oom_kills
 from harness.sweep.launchers.job import Admit, Event, Job, always
 
@@ -51,10 +52,11 @@ Stamp = tuple[int, int, int] | None
 class Running:
     """The live process of a cell, and what was last seen of it."""
 
-    def __init__(self, job: Job, gpus: Sequence[str], module: str) -> None:
-        """Start it. Raises OSError or ValueError where the machine is too full for another process or file."""
+    def __init__(self, job: Job, base: Path | None, gpus: Sequence[str], module: str) -> None:
+        """Start it; `base`: the folder of its base. Raises OSError or ValueError where the machine is too full for
+        another process or file."""
         self.job, self.gpus, self.step, self.note = job, gpus, 0, None
-        self.id = run_id(job.config)
+        self.id, self.trains = run_id(job.config), untrained(base)
         self.work, self.record = work_folder(job.launch, self.id), record_path(job.launch, self.id)
         description = {"config": to_json(job.config), "launch": to_json(job.launch), "parent": os.getpid()}
         write_atomic(self.work / "cell.json", json.dumps(description).encode())
@@ -130,11 +132,13 @@ def run_cells(
     `module` runs a cell in a process of its own. Every such job ends in one `finished` event with its record, also
     where that could not be written. Closing the iterator stops the running cells cleanly.
     """
-    waiting, running = list(jobs), list[Running]()
+    bases, waiting, running = bases_of(jobs), list(jobs), list[Running]()
     gpus = visible_gpus() if any(map(is_placed, jobs)) else []
     try:
         while True:
-            while len(running) < workers and (job := next(filter(admit, waiting), None)) is not None:
+            while len(running) < workers:
+                if (job := next_job(waiting, admit, bases, [cell.trains for cell in running])) is None:
+                    break
                 taken = [(cell.gpus, vllm_share(cell.job.config)) for cell in running]
                 on_gpu = bool(gpus) and is_placed(job)
                 own = gpus_for(job.launch.gpus, vllm_share(job.config), taken, gpus) if on_gpu else []
@@ -143,7 +147,7 @@ def run_cells(
                 waiting.remove(job)
                 try:
                     refuse_foreign(job)
-                    cell = Running(job, own, module)
+                    cell = Running(job, bases[run_id(job.config)], own, module)
                 except (OSError, ValueError) as error:
                     yield Event(kind="finished", config=job.config, result=failed(job, f"not started: {error}"))
                     continue

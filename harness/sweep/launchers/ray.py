@@ -30,11 +30,12 @@ from harness.foundation.own_process import code_path
 from harness.foundation.provenance import ROOT
 from harness.foundation.visible_gpus import visible_gpus
 from harness.records.run_result import RunResult
+from harness.sweep.launchers.bases import untrained
 from harness.sweep.launchers.job import Admit, Event, Job, always
 from harness.sweep.launchers.local import failed, refuse_foreign
 from harness.sweep.launchers.ray_cell import RayCell
 from harness.sweep.launchers.ray_files import files_for, keep, write_base, write_state
-from harness.sweep.launchers.remote import run_remote, untrained
+from harness.sweep.launchers.remote import run_remote
 
 if TYPE_CHECKING:
     from ray.exceptions import RayError

@@ -1,7 +1,4 @@
-"""The queue of a launcher whose cells run elsewhere: start, listen, collect, and stop all of them at the end.
-
-A base is trained by one cell at a time: the others of that base wait until it is there, so that no node is held for it.
-"""
+"""The queue of a launcher whose cells run elsewhere: start, listen, collect, and stop all of them at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Protocol
 
 from harness.config.load import run_id
 from harness.records.run_result import RunResult
-from harness.start.prepare import base_folder
+from harness.sweep.launchers.bases import bases_of, next_job
 from harness.sweep.launchers.job import Admit, Event, Job
 from harness.sweep.launchers.local import GRACE_S, POLL_S, failed
 
@@ -50,14 +47,11 @@ def run_remote(jobs: Sequence[Job], workers: int, admit: Admit, start: Start) ->
 
     Every such job ends in one `finished` event with its record. Closing the iterator stops the running cells.
     """
-    bases = {run_id(job.config): _base(job) for job in jobs}
-    waiting, running = list(jobs), list[Remote]()
+    bases, waiting, running = bases_of(jobs), list(jobs), list[Remote]()
     try:
         while True:
             while len(running) < workers:
-                training = {untrained(cell.trains) for cell in running} - {None}
-                ready = (job for job in waiting if bases[run_id(job.config)] not in training)
-                if (job := next(filter(admit, ready), None)) is None:
+                if (job := next_job(waiting, admit, bases, [cell.trains for cell in running])) is None:
                     break
                 waiting.remove(job)
                 try:
@@ -78,15 +72,3 @@ def run_remote(jobs: Sequence[Job], workers: int, admit: Admit, start: Start) ->
         deadline = time.monotonic() + GRACE_S + 10.0
         for cell in running:
             cell.stop(deadline)
-
-
-def untrained(base: Path | None) -> Path | None:
-    """The base, where it is not there yet."""
-    return None if base is None or base.is_dir() else base
-
-
-def _base(job: Job) -> Path | None:
-    try:
-        return base_folder(job.config, job.launch)
-    except ValueError:  # the cell says it in its record
-        return None

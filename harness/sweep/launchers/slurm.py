@@ -31,11 +31,12 @@ from harness.records.cell_progress import told
 from harness.records.paths import work_folder
 from harness.records.run_result import RunResult
 from harness.run.cell import work_folder as cell_folder
+from harness.sweep.launchers.bases import untrained
 from harness.sweep.launchers.deaths import REQUESTED
 from harness.sweep.launchers.job import Admit, Event, Job, always
 from harness.sweep.launchers.local import POLL_S, failed, refuse_foreign
 from harness.sweep.launchers.local import run_cells as run_here
-from harness.sweep.launchers.remote import run_remote, untrained
+from harness.sweep.launchers.remote import run_remote
 
 OPTIONS = {
     "cluster": "slurm, or local: jobs of this machine, to try it without Slurm (default: slurm)",

@@ -33,10 +33,10 @@ os.replace(work / "made.json", path)
 
 
 def jobs_of(folder: Path, count: int = 1, **launch: object) -> list[Job]:
-    """Cells that differ by their seed."""
+    """Cells that differ by their seed and that of their base, which none of them makes."""
     config = small_config()
     where = Launch(results=str(folder), sweep="test", **launch)  # type: ignore[arg-type]
-    return [Job(config=replace(config, seed=seed), launch=where) for seed in range(count)]
+    return [Job(config=replace(config, seed=seed, base_seed=seed), launch=where) for seed in range(count)]
 
 
 def job_of(folder: Path, *overrides: str, **launch: object) -> Job:

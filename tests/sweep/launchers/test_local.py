@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from harness.config.schema import Launch
+from harness.start.prepare import base_folder
 from harness.sweep.launchers import local
 from harness.sweep.launchers.job import Job
+from tests.sweep.launchers.stand_in import LEAVE_RECORD, jobs_of, made, play
 from tests.toy import small_config
 
 
@@ -26,12 +28,32 @@ def test_each_cell_takes_the_gpu_with_the_fewest(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(local, "start_cell", spawn)
     config = small_config()
     on_gpu = replace(config, trainer=replace(config.trainer, device="cuda"))
-    cells = [replace(on_gpu, seed=seed) for seed in range(7)] + [replace(config, seed=9)]
+    cells = [replace(on_gpu, base_seed=seed) for seed in range(7)] + [replace(config, base_seed=9)]
     events = local.run_cells([Job(config=cell, launch=Launch(results=str(tmp_path))) for cell in cells], workers=8)
     started = [next(events) for _ in cells]
     events.close()
     assert [event.kind for event in started] == ["started"] * 8
     assert taken == [["0"], ["1"], ["2"], ["0"], ["1"], ["2"], ["0"], []]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_while_a_cell_trains_its_base_cells_of_other_bases_go_first(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = zip(jobs_of(tmp_path, 3), (0, 0, 1), strict=True)
+    jobs = [replace(job, config=replace(job.config, base_seed=base)) for job, base in cells]
+    if is_there:
+        folder = base_folder(jobs[0].config, jobs[0].launch)
+        assert folder is not None
+        folder.mkdir(parents=True)
+    for job in jobs:
+        made(job)
+    play(monkeypatch, LEAVE_RECORD)
+    told = [(event.kind, event.config.seed) for event in local.run_cells(jobs, workers=2) if event.kind != "progress"]
+    first, *others = (0, 1, 2) if is_there else (0, 2, 1)
+    assert [seed for kind, seed in told if kind == "started"] == [first, *others]
+    assert told[:2] == [("started", first), ("started", others[0])]
+    assert is_there or told.index(("started", 1)) > told.index(("finished", 0))
 
 
 def test_vllm_engines_share_a_gpu_only_while_their_memory_fits() -> None:

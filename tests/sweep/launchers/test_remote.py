@@ -11,7 +11,7 @@ import pytest
 
 from harness.config.load import run_id
 from harness.records.run_result import RunResult
-from harness.sweep.launchers import remote
+from harness.sweep.launchers import bases, remote
 from harness.sweep.launchers.job import Event, Job
 from tests.sweep.launchers.stand_in import jobs_of
 from tests.sweep.stand_in import result_of
@@ -65,7 +65,7 @@ class Cluster:
         assert base == self.bases[job.config.seed]
         if job.config.seed in self.refuses:
             raise ValueError("no room")
-        own = Played(job, remote.untrained(base), self.said, is_endless=self.is_endless, is_long=self.is_long)
+        own = Played(job, bases.untrained(base), self.said, is_endless=self.is_endless, is_long=self.is_long)
         self.cells.append(own)
         self.seen.append([cell.job.config.seed for cell in self.cells if cell.outcome() is None])
         return own
@@ -77,12 +77,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cluster_of(
-    monkeypatch: pytest.MonkeyPatch, jobs: list[Job], *bases: Path | None, refuses: tuple[int, ...] = (),
+    monkeypatch: pytest.MonkeyPatch, jobs: list[Job], *folders: Path | None, refuses: tuple[int, ...] = (),
     is_endless: bool = False,
 ) -> Cluster:  # fmt: skip
-    cluster = Cluster({job.config.seed: base for job, base in zip(jobs, bases, strict=True)}, refuses, is_endless)
-    known = {run_id(job.config): base for job, base in zip(jobs, bases, strict=True)}
-    monkeypatch.setattr(remote, "base_folder", lambda config, launch: known[run_id(config)])
+    cluster = Cluster({job.config.seed: base for job, base in zip(jobs, folders, strict=True)}, refuses, is_endless)
+    known = {run_id(job.config): base for job, base in zip(jobs, folders, strict=True)}
+    monkeypatch.setattr(bases, "base_folder", lambda config, launch: known[run_id(config)])
     return cluster
 
 
@@ -141,7 +141,7 @@ def test_a_base_that_nobody_can_name_is_left_to_the_cell(tmp_path: Path, monkeyp
     def unknown(config: object, launch: object) -> Path:
         raise ValueError("no such model")
 
-    monkeypatch.setattr(remote, "base_folder", unknown)
+    monkeypatch.setattr(bases, "base_folder", unknown)
     assert ended(list(remote.run_remote(jobs, 1, lambda job: True, cluster.start))) == [(0, "ok")]
 
 
