@@ -73,7 +73,7 @@ def _values(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _described(config: DecoderConfig, task: Demonstrated, recipe: Recipe) -> dict[str, Any]:
-    """What a record says of everything that decides a base's weights but its seed."""
+    """Fields of a record that decide a base's weights, its seed left out."""
     return {
         "rule": _rule(recipe), "task": task.name, "task_hash": task.content_hash(),
         "model": _values(_complete(config, task)), "recipe": recipe_values(recipe),
