@@ -84,7 +84,7 @@ def seconds_taken(config: DecoderConfig, task: Demonstrated, recipe: Recipe, fol
     """Seconds that the bases of these folders took which differ from such a one in their seed alone, of those whose
     record tells (text bases trained on a GPU). Raises ValueError for a damaged record."""
     wanted = _described(config, task, recipe)
-    records = [read_json_object(folder / RECORD) for folder in folders]
+    records = [read_json_object(path) for folder in folders if (path := folder / RECORD).is_file()]
     alike = [record for record in records if {name: record.get(name) for name in wanted} == wanted]
     return [record["seconds"] for record in alike if "seconds" in record]
 

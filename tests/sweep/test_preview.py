@@ -273,6 +273,7 @@ def test_the_time_of_missing_bases_is_that_of_bases_which_differ_in_the_seed_alo
     for base in (ROOT / "results" / "bases").glob("words_10m-wordmath*-b[025]-*"):  # of 4, 10 and 30 operations
         (tmp_path / "bases" / base.name).mkdir(parents=True)
         shutil.copy(base / "recipe.json", tmp_path / "bases" / base.name)
+    (tmp_path / "bases" / "mine").mkdir()  # no base
     assert len(list((tmp_path / "bases").iterdir())) > 6
     assert base_lines(every, every, {}, launch) == [  # they took 38, 64.5 and 91 s
         f"bases to train first (about 64 s each, the median of 3 of the same recipe; no forecast counts it): {first}, "
