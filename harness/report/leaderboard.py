@@ -27,7 +27,7 @@ from harness.records.effective_bits import bits_of_run
 from harness.records.run_result import Base, RunResult
 from harness.records.statuses import FINISHED, STATUSES
 from harness.records.sweep_file import BASELINES, ENDPOINTS
-from harness.report.scores import Scores, by_base, num_common_bases, on_common_bases, score_arms
+from harness.report.scores import Scores, by_base, on_common_bases, score_arms
 from methods import METHODS
 
 Pairing = tuple[Arm, Arm | None]
@@ -296,9 +296,7 @@ def _common(own: Scores, other: Scores, endpoint: str = "reference") -> bool:
 
 
 def _improvement(own: Scores, other: Scores | None) -> dict[str, float]:
-    found = stats.improvement([])
-    if other is not None:
-        found = stats.improvement([on_common_bases(own, other)], [num_common_bases(own, other)])
+    found = stats.improvement([] if other is None else [on_common_bases(own, other)])
     return {"improvement": found.probability, "improvement_low": found.low, "improvement_high": found.high}
 
 

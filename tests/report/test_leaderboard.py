@@ -97,7 +97,7 @@ def test_runs_on_the_bases_that_both_have_are_compared_one_by_one() -> None:
     arm = [run("naive", "int8", seed, [[0, 1], [1, 0], [1, 1]]) for seed in range(2)]
     row = rows(leaderboard([*control, *arm]))["naive int8"]
     assert (row["improvement"], row["pairs"], row["difference"]) == (1.0, 2, 0.25)
-    want = stats.improvement([(np.array([0.75, 0.75]), np.array([0.5, 0.5]))])
+    want = stats.improvement([stats.Stratum(np.array([0.75, 0.75]), np.array([0.5, 0.5]))])
     assert (row["improvement_low"], row["improvement_high"]) == (want.low, want.high)
 
 
@@ -292,7 +292,7 @@ def test_a_base_with_several_runs_is_one_unit_and_a_replicated_control_enters_by
     p = stats.paired(dict(enumerate(gaps)), dict.fromkeys(range(3), 0.0)).p
     assert (row["seeds"], row["pairs"]) == (6, 3)
     runs = [np.array(values) / 4 for values in ([2, 2, 1, 2, 2, 3], [4, 3, 2, 3, 3, 3, 2, 4, 3])]
-    better = stats.improvement([(runs[0], runs[1])], [3])  # the interval's units are the bases
+    better = stats.improvement([stats.Stratum(runs[0], runs[1], 3)])  # the interval's units are the bases
     assert [row[f"improvement{end}"] for end in ("", "_low", "_high")] == [better.probability, better.low, better.high]
     assert row["difference"] == pytest.approx(gaps.mean()) and row["p"] == pytest.approx(p)
     assert row["p_sign"] == 0.25  # three bases, all of one sign: 2 of 8 patterns
