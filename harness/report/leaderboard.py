@@ -367,7 +367,13 @@ def _on_bases(pairs: Sequence[Pairing], scores: Mapping[str, Scores], endpoint: 
 
 def _base_columns(prefix: str, alone: Alone | None) -> dict[str, Any]:
     """Counts of the words on single bases, the losses there, and how many bases are below the control, with the p of a
-    sign test times the arms of the context (Bonferroni); no column where there is no word."""
+    sign test times the arms of the context (Bonferroni); no column where there is no word.
+
+    The sign test takes it that an arm like its control is below it on half of the bases. That holds where both have as
+    many runs a base, or where the noise of runs is symmetric. One run against the mean of three is above it on 58 % if
+    the noise is that of an exponential with its tail to the low side, and below it on 58 % with its tail to the high
+    side. Few bases only make it miss more: at 6 bases and 10 arms no p is below 0.3.
+    """
     if alone is None or not alone.by_base:
         return {}
     by_base = alone.by_base

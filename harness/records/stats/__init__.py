@@ -36,6 +36,7 @@ from harness.records.stats.intervals import (
     LEVEL,
     MIN_CLUSTERS,
     MIN_RESAMPLED,
+    ROUNDING,
     Draws,
     Floats,
     bootstrap,
@@ -83,7 +84,7 @@ from harness.records.stats.verdicts import (
 
 __all__ = [
     "ALPHA", "COLLAPSES", "DELTA", "LEVEL", "MAX_EXACT", "MIN_CLUSTERS", "MIN_RESAMPLED", "MIN_SEEDS", "MOST",
-    "NO_SIGNAL", "ON_BASE", "Answers", "BaseDifference", "Components", "Contrast", "Crossed", "Decision",
+    "NO_SIGNAL", "ON_BASE", "ROUNDING", "Answers", "BaseDifference", "Components", "Contrast", "Crossed", "Decision",
     "Difference", "Draws", "Fall", "Floats", "Improvement", "Judged", "Key", "LogRank", "Noise", "OnBase",
     "Outcome", "Outcomes", "Prior", "Rate", "Step", "Stratum", "Verdict", "bootstrap", "chance_to_decide",
     "collapse_rate", "components", "contrast", "crossed", "crossing_chance", "decide", "difference", "fall",
