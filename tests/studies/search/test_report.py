@@ -131,9 +131,7 @@ def test_a_value_of_zero_has_a_logarithm(tmp_path):
     runner = FakeRunner(lambda config: {"k3_median": 0.0 if config.seed == 5 else 0.1})
     run_search(search, tmp_path, 1, lambda event: None, runner=runner, afterwards=submit)
     text = write_tables(search, tmp_path)[0].read_text(encoding="utf-8")
-    assert (
-        "Its k3_median against tis default is not confirmed." in text
-    )  # it is equal on both seeds
+    assert "Its k3_median against tis default is not confirmed." in text  # it is equal on both seeds
     assert "| tis default | 0 | 3.162e-151 [0, inf] |" in text
 
 
