@@ -266,7 +266,7 @@ class EngineConfig:
     __pydantic_config__ = _STRICT
     name: Literal["embedded", "vllm"] = "embedded"
     temperature: Positive = 1.0
-    """Of rollouts, and of the answers that the evaluations of `task` sample."""
+    """Temperature of rollouts, and of the answers that the evaluations of `task` sample."""
     top_p: Share = 1.0
     """Share of the probability that rollouts are sampled from; below 1 the method must keep the sampler's set
     (`methods.keep_sampling_mask`). The evaluations of `task` sample the whole distribution, so that runs with and
