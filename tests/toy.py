@@ -19,6 +19,7 @@ from harness.run.build import build
 from harness.run.loop import grpo_step
 from harness.run.run import Run
 from harness.sweep import with_default_precision
+from harness.tasks import Task
 
 SMALL = (
     "model=xs", "task=chain", "model.spread=0", "trainer.steps=4", "trainer.eval_every=2", "task.num_eval=32",
@@ -74,3 +75,16 @@ def stepped(folder: Path, *overrides: str, steps: int = 2, **launch: object) -> 
     """A run after its first steps, and their rows."""
     run = small_run(folder, overrides, **launch)
     return run, take_steps(run, steps)
+
+
+class Short:
+    """A task that ends every response after two tokens."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.pad_id = task, task.pad_id
+
+    def num_kept(self, response: list[int]) -> int:
+        return min(2, len(response))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)

@@ -170,7 +170,7 @@ class EvaluationConfig:
     """Sampled answers a question; 0: the greedy one alone."""
     temperature: Positive = 1.0
     top_p: Share = 1.0
-    """Share of the probability that sampled answers come from; training samples the whole distribution."""
+    """Share of the probability that sampled answers come from; `engine.top_p` does not act here."""
     max_new_tokens: Count | None = None
     """Null: the task's own limit."""
     greedy: bool = False
@@ -266,9 +266,11 @@ class EngineConfig:
     __pydantic_config__ = _STRICT
     name: Literal["embedded", "vllm"] = "embedded"
     temperature: Positive = 1.0
+    """Temperature of rollouts, and of the answers that the evaluations of `task` sample."""
     top_p: Share = 1.0
-    """Share of the probability that tokens are sampled from; below 1 the method must keep the sampler's set
-    (`methods.keep_sampling_mask`)."""
+    """Share of the probability that rollouts are sampled from; below 1 the method must keep the sampler's set
+    (`methods.keep_sampling_mask`). The evaluations of `task` sample the whole distribution, so that runs with and
+    without it are compared alike."""
     max_new_tokens: Count | None = None
     """Null: the task's own limit."""
     max_batch: Count = 256

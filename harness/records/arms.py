@@ -224,19 +224,29 @@ def _plainness(fields: Fields) -> tuple[tuple[int, str], bool, bool, str]:
 
 
 def _axes(settings: Sequence[Fields]) -> list[str]:
-    """The fewest fields, in the order of FIRST, that tell apart all settings with equal method and precision."""
+    """The fewest fields, in the order of FIRST, that tell apart all settings with equal method and precision, and of
+    any two methods what is not their own: without that an arm and a control of other settings would look alike."""
+    every = list(dict.fromkeys(FIRST) | {name: None for fields in settings for name in sorted(fields)})
+    shared = [name for name in every if not name.startswith(METHOD_OWN)]
+    names = _telling(settings, ["method", "precision.name"], every)[2:]
+    possible = [fields for fields in settings if fields.get("trainer.lr") is not None]  # other cells are not resolved
+    beside = _telling(possible, [name for name in names if name in shared], shared)
+    return [name for name in every if name in (*names, *beside)]
 
-    def key(fields: Fields, names: Sequence[str]) -> str:
-        return json.dumps([fields.get(name) for name in names])
 
-    names = ["method", "precision.name"]
-    every = dict.fromkeys(FIRST) | {name: None for fields in settings for name in sorted(fields)}
-    for name in every:
-        if (told := len({key(s, names) for s in settings})) == len(settings):
+def _telling(settings: Sequence[Fields], names: list[str], more: Sequence[str]) -> list[str]:
+    """`names`, and as few of `more`, in their order, as tell apart what all of `more` do."""
+
+    def num_told(names: Sequence[str]) -> int:
+        return len({json.dumps([fields.get(name) for name in names]) for fields in settings})
+
+    most = num_told(more)
+    for name in more:
+        if (told := num_told(names)) == most:
             break
-        if len({key(s, [*names, name]) for s in settings}) > told:
-            names.append(name)
-    return names[2:]
+        if num_told([*names, name]) > told:
+            names = [*names, name]
+    return names
 
 
 def _usual(settings: Sequence[Fields], names: Sequence[str]) -> dict[str, Fields]:

@@ -27,7 +27,7 @@ from harness.records.effective_bits import bits_of_run
 from harness.records.run_result import Base, RunResult
 from harness.records.statuses import FINISHED, STATUSES
 from harness.records.sweep_file import BASELINES, ENDPOINTS
-from harness.report.scores import Scores, by_base, num_common_bases, on_common_bases, score_arms
+from harness.report.scores import Scores, by_base, on_common_bases, score_arms
 from methods import METHODS
 
 Pairing = tuple[Arm, Arm | None]
@@ -296,9 +296,7 @@ def _common(own: Scores, other: Scores, endpoint: str = "reference") -> bool:
 
 
 def _improvement(own: Scores, other: Scores | None) -> dict[str, float]:
-    found = stats.improvement([])
-    if other is not None:
-        found = stats.improvement([on_common_bases(own, other)], [num_common_bases(own, other)])
+    found = stats.improvement([] if other is None else [on_common_bases(own, other)])
     return {"improvement": found.probability, "improvement_low": found.low, "improvement_high": found.high}
 
 
@@ -369,7 +367,13 @@ def _on_bases(pairs: Sequence[Pairing], scores: Mapping[str, Scores], endpoint: 
 
 def _base_columns(prefix: str, alone: Alone | None) -> dict[str, Any]:
     """Counts of the words on single bases, the losses there, and how many bases are below the control, with the p of a
-    sign test times the arms of the context (Bonferroni); no column where there is no word."""
+    sign test times the arms of the context (Bonferroni); no column where there is no word.
+
+    The sign test takes it that an arm like its control is below it on half of the bases. That holds where both have as
+    many runs a base, or where the noise of runs is symmetric. One run against the mean of three is above it on 58 % if
+    the noise is that of an exponential with its tail to the low side, and below it on 58 % with its tail to the high
+    side. Few bases only make it miss more: at 6 bases and 10 arms no p is below 0.3.
+    """
     if alone is None or not alone.by_base:
         return {}
     by_base = alone.by_base

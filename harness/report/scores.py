@@ -175,21 +175,11 @@ def by_base(rows: stats.Floats, bases: Sequence[Hashable]) -> stats.Floats:
     return np.array([rows[[other == base for other in bases]].mean(axis=0) for base in distinct])
 
 
-def on_common_bases(own: Scores, other: Scores) -> tuple[stats.Floats, stats.Floats]:
-    """AUCs of the runs of two arms, [m] and [n], on the bases (and questions) that both have."""
-    common = _common_bases(own, other)
-    first, second = (np.array([v for (base, _), v in one.auc.items() if base in common]) for one in (own, other))
-    return first, second
-
-
-def num_common_bases(own: Scores, other: Scores) -> int:
-    """Number of bases (and questions) that two arms share; 0 for a single one, whose runs are the units."""
-    number = len(_common_bases(own, other))
-    return number if number > 1 else 0
-
-
-def _common_bases(own: Scores, other: Scores) -> set[Hashable]:
-    return {base for base, _ in own.auc} & {base for base, _ in other.auc}
+def on_common_bases(own: Scores, other: Scores) -> stats.Stratum:
+    """AUCs of the runs of an arm and its control on the bases (and questions) that both have."""
+    common = {base for base, _ in own.auc} & {base for base, _ in other.auc}
+    arm, control = (np.array([v for (base, _), v in one.auc.items() if base in common]) for one in (own, other))
+    return stats.Stratum(arm, control, len(common))
 
 
 def by_pair(runs: Sequence[RunResult]) -> dict[stats.Key, RunResult]:

@@ -113,6 +113,7 @@ def run_cell(
             if run.evaluation_errors and launch.save == "none":  # lowbit eval goes on with it
                 _keep_policy(run, launch, notes)
             hashes["final"] = provenance.tensors_hash(run.trainer.weights())
+        _check_trained(run)
     except Cancelled:
         raise
     except Unfinished as stop:  # its base is, whose state is saved
@@ -136,6 +137,16 @@ def run_cell(
     )
     write(launch, result, run.series if run else None, stages)
     return result
+
+
+def _check_trained(run: Run | Watched) -> None:
+    """Raises RuntimeError where FP16's loss scaling skipped every update of the run: its policy is the base."""
+    if run.series and all(row.get("train/skipped") == 1.0 for row in run.series):
+        raise RuntimeError(
+            f"nothing was trained: gradients overflowed in each of the {len(run.series)} steps, at loss scales of "
+            f"{run.series[0]['train/loss_scale']:g} to {run.series[-1]['train/loss_scale']:g}; give a smaller "
+            "trainer.loss_scale, or more steps: each overflow halves it"
+        )
 
 
 def is_finished(launch: Launch, cell_id: str) -> bool:

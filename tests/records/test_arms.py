@@ -76,6 +76,20 @@ def test_a_field_that_some_settings_lack_is_written_wherever_it_is_there() -> No
     ]  # fmt: skip
 
 
+def test_settings_that_differ_between_methods_alone_are_written() -> None:
+    """Single runs at other rates or lengths are no arm and control, though method and precision tell them apart."""
+    at_other_rate = run("naive", "int8", trainer__lr=2e-4)
+    assert labels(run(), at_other_rate) == ["bf16 bf16", "naive int8 lr=0.0002"]
+    assert labels(run(), run("naive", "int8", task__n=16)) == ["bf16 bf16 n=8", "naive int8 n=16"]
+    impossible = run("mis", "int8", "bypass_ppo", trainer__lr=None)  # a cell that was skipped was never resolved
+    assert labels(run(), run("naive", "int8"), impossible) == ["bf16 bf16", "naive int8", "mis int8"]
+    other_mode = run("flashrl", "int8", "bypass_pg")  # which goes with the method
+    assert labels(run(), at_other_rate, other_mode) == ["bf16 bf16", "naive int8 lr=0.0002", "flashrl int8"]
+    assert labels(run(), run("naive", "int8", trainer__lr=2e-4, trainer__warmup_steps=9)) == [
+        "bf16 bf16", "naive int8 lr=0.0002",
+    ]  # fmt: skip
+
+
 def test_fields_that_follow_another_are_not_written() -> None:
     """The learning rate and the hidden size follow the model here, so the model's name says it all."""
     large = {"model": {"name": "m", "hidden_size": 128, "spread": 0.5, "path": None}, "trainer__lr": 2e-4}
@@ -166,7 +180,7 @@ def test_the_control_has_the_settings_of_the_arm_but_for_those_of_the_method() -
     assert control("naive int4 bypass_ppo n=8") == "bf16 bf16 n=8"
     assert control("naive int4 n=16") is None
     assert control("trm int4 n=8") == "bf16 bf16 n=8", "the aggregation is the method's"
-    assert control("mis int4 n=8") is None, "no control has its rate"
+    assert control("mis int4 lr=0.0005 n=8") is None, "no control has its rate"
 
 
 def test_lists_of_anything_are_axes() -> None:

@@ -141,6 +141,17 @@ def test_divergence_is_a_status_and_the_series_stays(tmp_path: Path) -> None:
     assert len(read_series(tmp_path / "runs" / "test", result.run_id)["train/loss"]) == result.num_steps
 
 
+@pytest.mark.parametrize(("scale", "reason"), [
+    ("1e30", "RuntimeError: nothing was trained: gradients overflowed in each of the 4 steps, at loss scales of 1e+30 "
+     "to 1.25e+29; give a smaller trainer.loss_scale, or more steps: each overflow halves it"),
+    ("65536", None),
+])  # fmt: skip
+def test_a_run_whose_every_update_overflows_has_failed(scale: str, reason: str | None, tmp_path: Path) -> None:
+    result = run_cell(small_config("method=fp16", f"trainer.loss_scale={scale}"), small_launch(tmp_path))
+    assert (result.status, result.reason) == ("ok" if reason is None else "failed", reason)
+    assert (result.num_steps, failure_class(result)) == (4, None)
+
+
 def test_weights_that_are_not_finite_after_the_last_update_diverge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,10 +18,9 @@ from harness.foundation.state_files import load_state, save_state
 from harness.objective.advantage import shaped
 from harness.run.loop import evaluate, grpo_step, train
 from harness.run.run import Run
-from harness.tasks import Task
 from harness.trainers.local.trainer import Diverged, schedule
 from harness.trainers.stopping import stopped
-from tests.toy import small_config, small_run, stepped, take_steps
+from tests.toy import Short, small_config, small_run, stepped, take_steps
 
 
 def parameters(run: Run) -> torch.Tensor:
@@ -303,19 +302,6 @@ def test_a_response_ends_where_its_task_says() -> None:
         [-1, 0, -1, -1],
     ]  # as it came: padding is no concern here
     assert (found.lengths.tolist(), found.truncated.tolist()) == ([2, 4, 1], [False, True, False])
-
-
-class Short:
-    """A task that ends every response after two tokens."""
-
-    def __init__(self, task: Task) -> None:
-        self.task, self.pad_id = task, task.pad_id
-
-    def num_kept(self, response: list[int]) -> int:
-        return min(2, len(response))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.task, name)
 
 
 def test_answers_of_an_evaluation_end_where_their_task_says(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Literal
@@ -96,24 +96,26 @@ def chances(num_runs: int, probability: float, sims: int, rng: np.random.Generat
     truth = np.array([1 - NormalDist(shift).cdf(tau) for tau in taus])
     found: dict[str, list[bool]] = {}
     for _ in range(sims):
-        strata = [(rng.normal(shift, 1, num_runs), rng.normal(0, 1, num_runs)) for _ in range(2)]
+        strata = [stats.Stratum(rng.normal(shift, 1, num_runs), rng.normal(0, 1, num_runs)) for _ in range(2)]
         for name, interval in (
             ("improvement", stats.improvement(strata[:1])),
             ("improvement_two", stats.improvement(strata)),
             ("improvement_bootstrap", improvement_bootstrap(strata[:1], rng, DRAWS)),
         ):
             found.setdefault(name, []).append(interval.low <= probability <= interval.high)
-        band = profile([strata[0][0]], taus)
+        band = profile([strata[0].arm], taus)
         found.setdefault("profile", []).append(bool(np.all((band.low <= truth) & (truth <= band.high))))
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-def improvement_bootstrap(strata: stats.Strata, rng: np.random.Generator, draws: int = 1000) -> stats.Improvement:
+def improvement_bootstrap(
+    strata: Sequence[stats.Stratum], rng: np.random.Generator, draws: int = 1000
+) -> stats.Improvement:
     """rliable's interval of P(X > Y): runs drawn again with replacement within every stratum and arm, percentiles. With
     3 to 5 runs it is too narrow, down to nothing where all runs of one arm win."""
-    point = float(np.mean([stats.won(x, y) for x, y in strata]))
+    point = float(np.mean([stats.won(x, y) for x, y, _ in strata]))
     total = np.zeros(draws)
-    for x, y in strata:
+    for x, y, _ in strata:
         a = x[rng.integers(len(x), size=(draws, len(x)))]
         b = y[rng.integers(len(y), size=(draws, len(y)))]
         total += wins(a, b)

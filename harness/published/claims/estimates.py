@@ -204,6 +204,9 @@ def _judged(test: OfRuns, found: stats.Contrast, level: float) -> ClaimEstimate:
     is_log = isinstance(test, Ratio | Growth)
     threshold, margin = (math.log(test.threshold), math.log(test.margin)) if is_log else (test.threshold, test.margin)
     low, high = found.interval(level)
+    if isinstance(test, Contrast) and test.metric in LEARNED and high - low <= stats.ROUNDING:
+        reason = "cannot tell: its bases do not differ, which does not say how far others would lie apart"
+        return ClaimEstimate(outcome="undecided", value=found.mean, units=found.num_units, reason=reason)
     outcome = judge(low, high, test.expect, threshold, margin)
     if outcome == "undecided":
         reason = _undecided(found, level, low, high, threshold, margin, test.expect)

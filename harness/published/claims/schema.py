@@ -33,6 +33,7 @@ from harness.published.claims.kinds import (
 )
 from harness.records.metric_names import METRICS
 from harness.records.run_result import SUMMARY
+from harness.studies.replay.arms import arm_names
 from harness.studies.throughput import plan as throughput
 from harness.studies.throughput.shapes import SIZES
 from harness.sweep import SWEEPS
@@ -89,7 +90,8 @@ class Claims:
 
 
 def read_claims(path: Path = CLAIMS, sweeps: Path = SWEEPS) -> Claims:
-    """The checked file. Raises ValueError, one line, for an unknown key, source, sweep, method, precision or metric."""
+    """The checked file. Raises ValueError, one line, for an unknown key, source, sweep, method, precision,
+    metric or arm of the replay laboratory."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     values = read_yaml(path)
@@ -139,6 +141,9 @@ def _test(values: dict[str, Any], sweeps: Path) -> Test:
         _check_size(test.size)
     elif isinstance(test, Replay):
         _check_precision("sampler", test.sampler)
+        for key, arm in (("arm", test.arm), ("against", test.against)):
+            if arm is not None and arm not in arm_names():
+                raise ValueError(f"{key}={arm}: the replay laboratory has no such arm; {nearest(arm, arm_names())}")
     else:
         _check_runs(test, sweeps)
     return test

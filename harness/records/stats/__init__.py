@@ -31,11 +31,12 @@ from harness.records.stats.differences import (
     sign_flip_p,
     sign_test_p,
 )
-from harness.records.stats.improvement import Improvement, Strata, improvement, won
+from harness.records.stats.improvement import Improvement, Stratum, improvement, won
 from harness.records.stats.intervals import (
     LEVEL,
     MIN_CLUSTERS,
     MIN_RESAMPLED,
+    ROUNDING,
     Draws,
     Floats,
     bootstrap,
@@ -83,9 +84,9 @@ from harness.records.stats.verdicts import (
 
 __all__ = [
     "ALPHA", "COLLAPSES", "DELTA", "LEVEL", "MAX_EXACT", "MIN_CLUSTERS", "MIN_RESAMPLED", "MIN_SEEDS", "MOST",
-    "NO_SIGNAL", "ON_BASE", "Answers", "BaseDifference", "Components", "Contrast", "Crossed", "Decision",
+    "NO_SIGNAL", "ON_BASE", "ROUNDING", "Answers", "BaseDifference", "Components", "Contrast", "Crossed", "Decision",
     "Difference", "Draws", "Fall", "Floats", "Improvement", "Judged", "Key", "LogRank", "Noise", "OnBase",
-    "Outcome", "Outcomes", "Prior", "Rate", "Step", "Strata", "Verdict", "bootstrap", "chance_to_decide",
+    "Outcome", "Outcomes", "Prior", "Rate", "Step", "Stratum", "Verdict", "bootstrap", "chance_to_decide",
     "collapse_rate", "components", "contrast", "crossed", "crossing_chance", "decide", "difference", "fall",
     "fit_prior", "further", "has_signal", "holm", "improvement", "iqm", "is_collapsed", "is_decided", "judge",
     "kind", "level_per_look", "log_rank", "mcnemar", "mean", "mean_interval", "moderated", "next_step", "on_bases",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats as distributions
 
-from harness.records.stats.intervals import LEVEL, Floats
+from harness.records.stats.intervals import LEVEL, ROUNDING, Floats
 from harness.records.stats.moderation import Prior, fit_prior, moderated
 from harness.records.stats.verdicts import DELTA, Verdict, step_up
 
@@ -70,17 +70,16 @@ class Decision:
 
 
 def decide(contrasts: Sequence[Contrast], alpha: float = ALPHA) -> list[Decision]:
-    """The verdicts of one setting. Contrasts without a variance are no part of the family."""
+    """The verdicts of one setting. Contrasts without a variance are no part of the family, nor are those whose
+    moderated variance is 0: units that are equal by chance do not say how far others lie apart."""
     means, counts = (np.array([getattr(c, name) for c in contrasts], dtype=float) for name in ("mean", "num_units"))
     variances, df, _ = spread(contrasts)
     errors = np.sqrt(variances / np.maximum(counts, 1))
-    is_known = df > 0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t_zero = np.where(errors > 0, np.abs(means) / errors, np.where(means == 0, 0.0, np.inf))
-        t_equal = np.where(errors > 0, (DELTA - np.abs(means)) / errors, np.copysign(np.inf, DELTA - np.abs(means)))
-    freedom = np.maximum(df, 1e-9)
-    p = np.where(is_known, 2 * distributions.t.sf(t_zero, freedom), math.nan)
-    p_equal = np.where(is_known, distributions.t.sf(t_equal, freedom), math.nan)
+    is_known = (df > 0) & (errors > ROUNDING)
+    df = np.where(is_known, df, 0.0)
+    errors, freedom = np.where(is_known, errors, math.nan), np.maximum(df, 1e-9)
+    p = 2 * distributions.t.sf(np.abs(means) / errors, freedom)
+    p_equal = distributions.t.sf((DELTA - np.abs(means)) / errors, freedom)
     p_decision = np.minimum(p, 2 * p_equal).clip(max=1.0)
     adjusted, level = step_up(p_decision, alpha)
     halves = distributions.t.ppf(0.5 + level / 2, freedom) * errors
@@ -88,8 +87,8 @@ def decide(contrasts: Sequence[Contrast], alpha: float = ALPHA) -> list[Decision
     for i in range(len(contrasts)):
         said: Verdict = "cannot tell"
         if is_known[i] and adjusted[i] <= alpha:
-            said = "equal" if 2 * p_equal[i] <= p[i] or means[i] == 0 else "better" if means[i] > 0 else "worse"
-        low, high = (means[i] - halves[i], means[i] + halves[i]) if is_known[i] else (math.nan, math.nan)
+            said = "equal" if 2 * p_equal[i] <= p[i] else "better" if means[i] > 0 else "worse"
+        low, high = means[i] - halves[i], means[i] + halves[i]
         found.append(
             Decision(
                 verdict=said, low=float(low), high=float(high), level=level, p=float(p[i]), p_equal=float(p_equal[i]),

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from harness.records.stats.intervals import LEVEL, Floats, mean_squares
+from harness.records.stats.intervals import LEVEL, ROUNDING, Floats, mean_squares
 
 Key = TypeVar("Key", bound=Hashable)
 MAX_EXACT = 16
@@ -31,8 +31,9 @@ class Difference:
     mean: float
     """Mean difference; NaN without a pair."""
     sd: float
-    """Sample standard deviation of the differences (ddof 1), NaN below two pairs, like the three below."""
+    """Sample standard deviation of the differences (ddof 1), NaN below two pairs."""
     low: float
+    """NaN below two pairs and where all differences are equal, like the two below."""
     high: float
     p: float
     """Two-sided p of Student's t."""
@@ -51,10 +52,11 @@ def paired(arm: Mapping[Key, float], control: Mapping[Key, float]) -> Difference
 
 
 def _student(center: float, error: float, df: int) -> tuple[float, float, float]:
-    """(low, high, two-sided p) of Student's t for a mean with its standard error."""
+    """(low, high, two-sided p) of Student's t for a mean with its standard error; NaN for an error of 0."""
+    if error <= ROUNDING:
+        return math.nan, math.nan, math.nan
     half = float(stdtrit(df, 0.5 + LEVEL / 2)) * error
-    p = 2 * float(stdtr(df, -abs(center) / error)) if error > 0 else float(center == 0)
-    return center - half, center + half, p
+    return center - half, center + half, 2 * float(stdtr(df, -abs(center) / error))
 
 
 def exchanges(n: int) -> np.ndarray:
@@ -89,7 +91,8 @@ def _fair_p(losses: int, wins: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Crossed:
-    """A mean difference whose interval covers new seeds on new questions; NaN below two seeds or two questions."""
+    """A mean difference whose interval covers new seeds on new questions; NaN below two seeds or two questions, and
+    where all differences are equal."""
 
     mean: float
     low: float

@@ -10,14 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
 
 from harness.records.stats.intervals import LEVEL, Floats
 
-Strata = Sequence[tuple[Floats, Floats]]
-"""Per stratum the scores of the runs of the arm [m] and of the control [n]."""
+
+class Stratum(NamedTuple):
+    """One setting in which an arm and its control ran."""
+
+    arm: Floats
+    """Scores [m] of the runs of the arm."""
+    control: Floats
+    """Scores [n] of the runs of the control."""
+    num_bases: int = 1
+    """Bases that both ran on. Of several the bases are the units, of one its runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +38,9 @@ class Improvement:
     high: float
 
 
-def improvement(strata: Strata, num_bases: Sequence[int] = ()) -> Improvement:
+def improvement(strata: Sequence[Stratum]) -> Improvement:
     """P(arm > control), with the score interval of Newcombe's method 5 (Statistics in Medicine 25, 2006).
 
-    `num_bases`: per stratum the bases that both arms ran on, where these are the units; 0, as without: the runs are.
     Runs of one base rise and fall together, so an interval by runs held the truth in 59 to 93 % where bases had two to
     six runs and an arm differed from base to base; that of one run a base holds it in 98 % and more.
 
@@ -41,12 +49,11 @@ def improvement(strata: Strata, num_bases: Sequence[int] = ()) -> Improvement:
     that all beat three others are no proof at the 5 % level, since luck alone does that once in ten (2 of 20 orders).
     One run each: [0, 1].
     """
-    numbered = zip(strata, num_bases or [0] * len(strata), strict=True)
-    known = [(x, y, number) for (x, y), number in numbered if len(x) and len(y)]
+    known = [each for each in strata if len(each.arm) and len(each.control)]
     if not known:
         return Improvement(probability=math.nan, low=math.nan, high=math.nan)
-    point = float(np.mean([won(x, y) for x, y, _ in known]))
-    sizes = [(number or len(x), number or len(y)) for x, y, number in known]
+    point = float(np.mean([won(each.arm, each.control) for each in known]))
+    sizes = [(n, n) if n > 1 else (len(arm), len(control)) for arm, control, n in known]
     df = sum(m + n - 2 for m, n in sizes)
     if df < 1:
         return Improvement(probability=point, low=0.0, high=1.0)

@@ -15,6 +15,9 @@ from scipy.stats import trim_mean
 Floats = NDArray[np.float64]
 LEVEL = 0.95
 """Level of every interval that a table or figure shows; those that decide have one of their own (`decisions`)."""
+ROUNDING = 1e-12
+"""Standard error or width up to which values are equal but for rounding. Equal values say nothing about the spread of
+further ones: no interval, and no verdict, comes from them."""
 MIN_CLUSTERS = 3
 """Fewer clusters give a mean no interval."""
 MIN_RESAMPLED = 6

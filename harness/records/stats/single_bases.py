@@ -22,6 +22,7 @@ import numpy as np
 from scipy import stats as distributions
 
 from harness.records.stats.decisions import ALPHA
+from harness.records.stats.intervals import ROUNDING
 from harness.records.stats.outcomes import Outcome, Outcomes
 from harness.records.stats.replicates import by_base, pooled_variance
 from harness.records.stats.verdicts import DELTA, step_up
@@ -37,7 +38,7 @@ class Noise:
     variance: float
     """NaN without replicates."""
     df: float
-    """Replicates beyond the first of each arm and base."""
+    """Replicates beyond the first of each arm and base; 0 where all are equal, so that the noise is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ def run_noise(arms: Iterable[Outcomes]) -> Noise:
     variance, df = pooled_variance(
         [run.value for run in own.values() if not run.has_collapsed] for runs in arms for own in by_base(runs).values()
     )
-    return Noise(variance=variance, df=df)
+    return Noise(variance=variance, df=df if variance > ROUNDING**2 else 0)
 
 
 def on_bases(
@@ -67,7 +68,7 @@ def on_bases(
     Bases on which runs of the control collapsed are left out. Raises ValueError where the noise is not known.
     """
     if not noise.df > 0:
-        raise ValueError("noise.df=0: no two runs share arm and base; valid: 1 and more")
+        raise ValueError("noise.df=0: no two runs that share arm and base differ; valid: 1 and more")
     found: list[dict[Any, BaseDifference]] = [{} for _ in pairs]
     tested: list[tuple[int, Any, float, float]] = []
     for index, (arm, control) in enumerate(pairs):
@@ -84,9 +85,7 @@ def on_bases(
                 tested.append((index, base, mean, error))
     gaps = np.array([abs(mean) for _, _, mean, _ in tested]) - delta
     errors = np.array([error for *_, error in tested])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.where(errors > 0, np.abs(gaps) / errors, np.where(gaps == 0, 0.0, np.inf))
-    adjusted, level = step_up(2 * distributions.t.sf(t, noise.df), alpha)
+    adjusted, level = step_up(2 * distributions.t.sf(np.abs(gaps) / errors, noise.df), alpha)
     half = float(distributions.t.ppf(0.5 + level / 2, noise.df))
     for (index, base, mean, error), p in zip(tested, adjusted, strict=True):
         word: OnBase = "open"

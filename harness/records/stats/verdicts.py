@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats as distributions
 
-from harness.records.stats.intervals import Floats
+from harness.records.stats.intervals import ROUNDING, Floats
 
 Verdict = Literal["better", "equal", "worse", "cannot tell"]
 
@@ -46,9 +46,11 @@ def step_up(p_values: ArrayLike, alpha: float) -> tuple[Floats, float]:
 def verdict(low: float, high: float, margin: float = DELTA) -> Verdict:
     """Verdict that the interval of one difference allows, by itself.
 
-    Inside (-margin, margin): equal. Otherwise away from 0: better or worse. Everything else, and an interval of NaN:
-    cannot tell.
+    Inside (-margin, margin): equal. Otherwise away from 0: better or worse. Everything else, an interval of NaN, and
+    one without width: cannot tell.
     """
+    if not high - low > ROUNDING:
+        return "cannot tell"
     if low > -margin and high < margin:
         return "equal"
     return "better" if low > 0 else "worse" if high < 0 else "cannot tell"

@@ -25,7 +25,7 @@ from harness.records.stats import Floats
 from harness.report.plots.colours import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, VERMILION
 from harness.report.plots.style import close_grid, style_name
 from harness.report.plots.titles import BASELINE, score_words
-from harness.report.scores import Scores, num_common_bases, on_common_bases
+from harness.report.scores import Scores, on_common_bases
 
 TAUS = np.linspace(0, 1, 201)
 MAX_LINES = 5
@@ -85,15 +85,14 @@ def improvements(arms: Sequence[Arm], scores: Mapping[str, Scores], control: str
     for (precision, name), members in lines.items():
         pairs = [(arm, control_of(arm, arms, control)) for arm in members]
         compared = [(scores[a.label], scores[c.label]) for a, c in pairs if c is not None and c is not a]
-        compared = [pair for pair in compared if all(map(len, on_common_bases(*pair)))]
-        strata = [on_common_bases(*pair) for pair in compared]
+        strata = [each for pair in compared if (each := on_common_bases(*pair)).num_bases]
         if len(strata) > 1:
-            found = stats.improvement(strata, [num_common_bases(*pair) for pair in compared])
+            found = stats.improvement(strata)
             rows.append(
                 {
                     "arm": f"{name} {precision}",
                     "settings": len(strata),
-                    "runs": sum(len(x) for x, _ in strata),
+                    "runs": sum(len(each.arm) for each in strata),
                     "improvement": found.probability,
                     "improvement_low": found.low,
                     "improvement_high": found.high,

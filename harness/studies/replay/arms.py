@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import inf
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from harness.api import Method, Plan, TokenBatch
 from harness.config.compose import FIRST, OUTSIDE_LOSS, Composed, has_hook
-from harness.config.load import parse
+from harness.config.load import load, parse
 from harness.config.resolve import fixed_algo
 from harness.config.schema import AlgoConfig
 from harness.foundation.did_you_mean import nearest
@@ -110,6 +111,12 @@ def arms_of(
             suffix = f" {mode}" if mode != "decoupled" and not method.mode else ""
             arms.append(Arm(name=f"{name}{suffix}", method=method, algo=parse(AlgoConfig, vars(own) | {"mode": mode})))
     return arms, skipped
+
+
+@cache
+def arm_names() -> tuple[str, ...]:
+    """Names of all arms of the default algorithm, in every mode."""
+    return tuple(arm.name for arm in arms_of(load([]).algo, modes=MODES)[0])
 
 
 def reason_to_skip(name: str, method: Method) -> str:

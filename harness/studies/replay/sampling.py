@@ -28,6 +28,7 @@ from harness.run.collect import advantages, next_items, sequences
 from harness.run.loop import grpo_step, push_weights
 from harness.run.run import Run
 from harness.studies.replay.store import CONTROL, POLICY, REFERENCE, Stored, joined, read, read_meta, write
+from harness.trainers.stopping import stopped
 from methods import METHODS
 
 MIN_BATCHES = 8
@@ -215,6 +216,7 @@ def sample(run: Run, initial: Decoder | None, name: str, index: int) -> dict[str
         temperature=run.config.engine.temperature,
         seed=stable_seed(run.config.seed, "replay", CONTROL if name == CONTROL else "shared", index),
     )
+    rollout = stopped(rollout, run.task)
     found = run.task.score(items, rollout.responses())
     seqs = sequences(items, rollout, run.task.pad_id, trainer.parameters[0].device)
     mask, adv, _ = advantages(run, found, rollout, seqs.sampled)

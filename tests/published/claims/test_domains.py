@@ -95,12 +95,12 @@ def test_speed_is_of_real_kernels_and_replay_of_emulated_ones():
 
 
 def results(folder: Path) -> Path:
-    """INT4 loses 3/4 of 4 answers in all of 3 seeds, INT8 nothing; both kernels emulated."""
+    """INT4 loses some 3/4 of 40 answers in each of 3 seeds, INT8 hardly any; both kernels emulated."""
     for seed in range(3):
         for one in (
-            run("naive", seed, {20: [1, 1, 1, 1]}),
-            run("naive", seed, {20: [1, 0, 0, 0]}, precision="int4"),
-            run("bf16", seed, {20: [1, 1, 1, 1]}),
+            run("naive", seed, {20: [1] * 39 + [seed % 2]}),
+            run("naive", seed, {20: [1] * 10 + [seed % 2] + [0] * 29}, precision="int4"),
+            run("bf16", seed, {20: [1] * 40}),
         ):
             write_result(folder / "runs" / "standard", one, None)
     return folder

@@ -110,10 +110,19 @@ def test_the_units_are_bases_and_a_control_of_several_runs_enters_by_their_mean(
 
 
 def test_no_difference_where_one_is_claimed_is_not_supported_and_says_so():
-    runs = [run(m, s, {20: [1, 0]}) for m in ("naive", "bf16") for s in range(3)]
+    right = {"naive": (50, 50, 50), "bf16": (50, 51, 49)}
+    runs = [run(m, s, {20: [1] * n + [0] * (100 - n)}) for m, counts in right.items() for s, n in enumerate(counts)]
     below = found(Contrast(sweep="standard", a=NAIVE, b=BF16, expect="below"), of(*runs))
-    assert (below.value, below.outcome, below.reason) == (0.0, "undecided", "equal within the margin")
+    assert below.value == pytest.approx(0) and (below.outcome, below.reason) == ("undecided", "equal within the margin")
     assert found(Contrast(sweep="standard", a=NAIVE, b=BF16, expect="equal"), of(*runs)).outcome == "supported"
+
+
+def test_bases_that_do_not_differ_decide_nothing():
+    runs = [run(m, s, {20: [1, m == "bf16"]}) for m in ("naive", "bf16") for s in range(2)]
+    for expect in ("below", "above", "equal"):
+        got = found(Contrast(sweep="standard", a=NAIVE, b=BF16, expect=expect), of(*runs))
+        assert (got.value, got.units, got.outcome) == (-0.5, 2, "undecided") and math.isnan(got.low)
+        assert got.reason == "cannot tell: its bases do not differ, which does not say how far others would lie apart"
 
 
 @pytest.mark.parametrize(

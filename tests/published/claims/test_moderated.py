@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats as distributions
@@ -43,7 +45,7 @@ def test_a_run_is_scored_once_however_many_claims_ask(monkeypatch):
 
 def test_a_lucky_arm_takes_the_spread_of_its_neighbours():
     alone = found(TEST, of(*runs({"naive": ARMS["naive"]})))
-    assert (alone.value, alone.low, alone.high) == (-0.125, -0.125, -0.125)
+    assert alone.value == -0.125 and math.isnan(alone.low) and alone.reason.startswith("cannot tell: its bases do not")
     beside = found(TEST, of(*runs(ARMS)))
     assert beside.value == -0.125 and beside.low < -0.125 < beside.high
     # By hand from limma's equations, over the variances of all five differences with two degrees of freedom each.
@@ -59,7 +61,7 @@ def test_arms_of_another_setting_lend_nothing():
     here, there = runs({"naive": ARMS["naive"]}), runs(ARMS, task__n=16)
     with_n = Contrast(sweep="standard", a=NAIVE, b=BF16, expect="below", where={"task.n": 8})
     got = found(with_n, of(*here, *there))
-    assert (got.low, got.high) == (-0.125, -0.125)
+    assert got.value == -0.125 and math.isnan(got.low) and math.isnan(got.high)
 
 
 def test_an_arm_is_steady_where_no_run_ends_below_half_of_its_start():

@@ -84,6 +84,9 @@ def test_faulty_files(tmp_path: Path):
     refused("size=7B: unknown; nearest: 7b", CLAIM | {"tests": [at | {"size": "7B"}]})
     wrong = replay | {"sampler": "int9", "threshold": 1}
     refused("claim one: sampler=int9: unknown; nearest: int", CLAIM | {"tests": [wrong]})
+    for key, name in (("arm", "mais"), ("against", "mis bypass_ppo"), ("against", "")):
+        words = rf"claim one: {key}={name}: the replay laboratory has no such arm; (nearest: mis\b|valid: none, )"
+        refused(words, CLAIM | {"tests": [replay | {"against": "none", key: name}]})
     refused("needs one of threshold and against", CLAIM | {"tests": [replay]})
     refused("needs one of threshold and against", CLAIM | {"tests": [replay | {"threshold": 1, "against": "none"}]})
     test = read_claims(written(tmp_path, good)).claims[0].tests[0]

@@ -115,10 +115,21 @@ def test_without_a_variance_there_is_no_verdict_and_no_place_in_the_family() -> 
     assert stats.decide([]) == []
 
 
-def test_what_never_spread_is_certain() -> None:
-    same, shifted = (stats.decide([of([value] * 3)])[0] for value in (0.0, -0.25))
-    assert (same.verdict, same.low, same.high) == ("equal", 0, 0)
-    assert (shifted.verdict, shifted.low, shifted.high) == ("worse", -0.25, -0.25)
+@pytest.mark.parametrize("d", [[0.0, 0.0], [-0.25] * 3, [0.7 - 0.6, 0.4 - 0.3], [0.01] * 9])
+def test_units_that_do_not_differ_decide_nothing(d: list[float]) -> None:
+    """Not even up to rounding: 0.7 - 0.6 and 0.4 - 0.3 are a bit apart."""
+    alone, other = stats.decide([of(d), of([-0.1, -0.11])])
+    assert (alone.verdict, alone.df) == ("cannot tell", 0)
+    assert all(math.isnan(x) for x in (alone.low, alone.high, alone.p, alone.p_equal, alone.p_adjusted, alone.sd))
+    assert other == stats.decide([of([-0.1, -0.11])])[0]  # it is no part of the family
+    (judged,) = stats.judge([(runs(*(0.5 + x for x in d)), runs(*[0.5] * len(d)))])
+    assert judged.verdict == "cannot tell"
+
+
+def test_units_that_do_not_differ_are_decided_by_the_spread_of_other_arms() -> None:
+    rng = np.random.default_rng(0)
+    found = stats.decide([of([-0.25] * 3), *(of(rng.normal(0, 0.01, 3).tolist()) for _ in range(7))])
+    assert found[0].verdict == "worse" and found[0].low < -0.25 - 1e-3 < -0.25 + 1e-3 < found[0].high < 0
 
 
 @pytest.mark.parametrize(("count", "total"), [(0, 3), (1, 3), (2, 5), (5, 5), (30, 80)])
@@ -158,7 +169,7 @@ def test_a_bimodal_arm_is_a_rate_and_a_verdict_on_the_others() -> None:
 
 def test_a_collapsed_control_run_says_nothing_about_the_arm() -> None:
     control = runs(0.70, 0.02, 0.72, 0.69)
-    (found,) = stats.judge([(runs(0.71, 0.70, 0.73, 0.70), control)])
+    (found,) = stats.judge([(runs(0.71, 0.70, 0.73, 0.701), control)])
     assert found.contrast is not None and found.contrast.num_units == 3
     assert found.verdict == "equal" and found.rate.count == 0
 

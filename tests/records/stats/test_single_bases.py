@@ -51,8 +51,9 @@ def test_bases_of_one_arm_alone_and_fallen_controls_are_left_out() -> None:
     control = runs([0.7, 0.701], [0.1, 0.7])
     (found,) = stats.on_bases([(runs([0.7], [0.7], [0.7]), control)], stats.run_noise([control]))
     assert list(found) == [0]
-    with pytest.raises(ValueError, match="no two runs share arm and base"):
-        stats.on_bases([], stats.run_noise([runs([0.7])]))
+    for unknown in ([0.7], [0.7, 0.7], [0.7 - 0.6, 0.4 - 0.3]):
+        with pytest.raises(ValueError, match=r"^noise.df=0: no two runs that share arm and base differ; valid: 1 and"):
+            stats.on_bases([], stats.run_noise([runs(unknown, start=0.0)]))
 
 
 @pytest.mark.parametrize("world", [name for name in base_worlds.WORLDS if not name.startswith("all arms")])

@@ -52,11 +52,12 @@ def test_paired_without_enough_pairs() -> None:
     assert stats.verdict(one.low, one.high) == "cannot tell"
 
 
-def test_paired_without_spread() -> None:
-    same = stats.paired({1: 0.5, 2: 0.5}, {1: 0.5, 2: 0.5})
-    assert (same.mean, same.low, same.high, same.p) == (0, 0, 0, 1)
-    shifted = stats.paired({1: 0.75, 2: 0.75}, {1: 0.5, 2: 0.5})
-    assert (shifted.low, shifted.high, shifted.p) == (0.25, 0.25, 0)
+@pytest.mark.parametrize(("arm", "mean"), [((0.5, 0.5), 0.0), ((0.75, 0.75), 0.25), ((0.9, 0.5 + 0.4), 0.4)])
+def test_equal_differences_have_no_interval_and_no_verdict(arm: tuple[float, ...], mean: float) -> None:
+    found = stats.paired(dict(enumerate(arm)), {0: 0.5, 1: 0.5})
+    assert (found.num_pairs, found.mean, found.sd) == (2, pytest.approx(mean), pytest.approx(0, abs=1e-15))
+    assert math.isnan(found.low) and math.isnan(found.high) and math.isnan(found.p)
+    assert stats.verdict(found.low, found.high) == stats.verdict(mean, mean) == "cannot tell"
 
 
 @pytest.mark.parametrize("size", [1, 3, 6, 9])
@@ -208,9 +209,9 @@ def test_crossed_needs_two_of_each() -> None:
     one = stats.crossed(np.ones((1, 5)), np.zeros((1, 5)))
     assert one.mean == 1.0 and math.isnan(one.low) and math.isnan(one.p)
     assert math.isnan(stats.crossed(np.ones((5, 1)), np.zeros((5, 1))).low)
-    same = stats.crossed(np.ones((3, 5)), np.ones((3, 5)))
-    assert (same.mean, same.low, same.high, same.p) == (0, 0, 0, 1)
-    assert stats.crossed(np.ones((3, 5)), np.zeros((3, 5))).p == 0
+    for other in (0.0, 1.0):
+        same = stats.crossed(np.ones((3, 5)), np.full((3, 5), other))
+        assert same.mean == 1 - other and math.isnan(same.low) and math.isnan(same.high) and math.isnan(same.p)
 
 
 @pytest.mark.parametrize(("wins", "losses"), [(0, 0), (1, 0), (3, 3), (9, 2), (40, 70), (700, 820)])

@@ -22,11 +22,11 @@ from harness.run.collect import advantages, collect
 from harness.studies.replay.arms import Arm, arms_of, pull
 from harness.studies.replay.evaluation import Question, evaluate_context
 from harness.studies.replay.gradients import batch_gradients, gradients, nearest_earlier, pulls_of
-from harness.studies.replay.sampling import Context, Demand, collect_context, plan
+from harness.studies.replay.sampling import Context, Demand, collect_context, plan, sample
 from harness.studies.replay.store import CONTROL, POLICY, REFERENCE, Stored, contexts, joined, read, samplers
 from harness.studies.replay.tables import has_own_target, markdown
 from methods import METHODS
-from tests.toy import small_launch, small_run
+from tests.toy import Short, small_launch, small_run
 
 WORDS = ("model=xs", "task=chain", "model.spread=0", "algo.num_prompts=8")
 DEMAND = Demand(overrides=WORDS, precisions=("int3",), lengths=(), num_prompts=64, reference_factor=3)
@@ -121,6 +121,26 @@ def test_batches_share_prompts_and_random_numbers(place: tuple[Context, Launch])
     assert low.meta["realized"] != exact.meta["realized"]
     assert torch.equal(low.tensors["ref_logp"], low.tensors["old_logp"])
     assert low.tensors["rollout_kl"].sum() > exact.tensors["rollout_kl"].abs().sum()
+
+
+def test_sampled_responses_end_where_their_task_says(place: tuple[Context, Launch]) -> None:
+    """As in training: what comes behind is neither trained on nor truncated."""
+    context, launch = place
+    run, _ = build(context.configs["int3"], launch)
+    for engine in (run.engine, run.reference):
+        engine.keeps_log_probs = True  # type: ignore[attr-defined]
+    loop.push_weights(run, Step(index=0, total=4, seed=0))
+    long = sample(run, None, "int3", 0)
+    run.task = Short(run.task)  # type: ignore[assignment]
+    found = sample(run, None, "int3", 0)
+    assert long["sampled"].sum(1).max() > 2
+    assert found["sampled"].sum(1).tolist() == long["sampled"].sum(1).clamp(max=2).tolist()
+    assert torch.equal(found["mask"], found["sampled"])
+    assert torch.equal(found["token_ids"][:, :2], long["token_ids"][:, :2])
+    assert (found["token_ids"][:, 2:] == run.task.pad_id).all()
+    assert not found["rollout_logp"][:, 2:].any()
+    assert not found["rollout_kl"][:, 2:].any()
+    assert not found["truncated"].any()
 
 
 def test_collecting_again_writes_nothing_and_other_settings_are_refused(place: tuple[Context, Launch]) -> None:
