@@ -67,13 +67,13 @@ class Rates:
     memory: float
     """Bytes per second."""
     room_gib: float | None = None
-    """GiB of memory; of the A100 those of its larger kind."""
+    """GiB that CUDA reports; of the A100 those of its larger kind."""
 
 
 RATES: Mapping[str, Rates] = {
-    "A100": Rates(bf16=312e12, fp32=19.5e12, memory=2.04e12, room_gib=80.0),
-    "H100": Rates(bf16=989e12, fp32=67e12, memory=3.35e12, room_gib=80.0),
-    "H200": Rates(bf16=989e12, fp32=67e12, memory=4.8e12, room_gib=140.0),
+    "A100": Rates(bf16=312e12, fp32=19.5e12, memory=2.04e12, room_gib=79.0),
+    "H100": Rates(bf16=989e12, fp32=67e12, memory=3.35e12, room_gib=79.0),
+    "H200": Rates(bf16=989e12, fp32=67e12, memory=4.8e12, room_gib=139.0),
     "B200": Rates(bf16=2250e12, fp32=75e12, memory=8.0e12, room_gib=178.0),
     "cpu": Rates(bf16=40e9, fp32=40e9, memory=10e9),
 }

@@ -147,7 +147,7 @@ def test_memory_is_what_was_given_or_what_is_here(folder: Path, monkeypatch: pyt
     config = config_of(folder)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert (memory_gib(config, HERE), memory_gib(config, Machine(memory_gib=80.0))) == (None, 80.0)
-    assert [memory_gib(config, Machine(gpu=name)) for name in GPUS] == [80.0, 80.0, 140.0, 178.0]
+    assert [memory_gib(config, Machine(gpu=name)) for name in GPUS] == [79.0, 79.0, 139.0, 178.0]
     assert memory_gib(config, Machine(gpu="h200", memory_gib=96.0)) == 96.0
 
 
