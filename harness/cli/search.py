@@ -26,7 +26,7 @@ from harness.cli.options import (
 
 if TYPE_CHECKING:
     from harness.studies.search.run import Progressed, Session
-    from harness.studies.search.spec import Search
+    from harness.studies.search.spec import Budget, Search
 
 
 PORT = 8080

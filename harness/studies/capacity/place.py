@@ -260,8 +260,8 @@ def placements(work: Work, gpus: int, layout: Layout) -> Iterator[GpuSplit]:
             is_sharded=gpus > 1 or offloads,
         )  # fmt: skip
         yield GpuSplit(
-            gpus=gpus, layout=layout, share=math.ceil(work.batch * layout.ways / gpus), at_once=fits, rows=rows, tokens=tokens,
-            is_checkpointed=is_checkpointed, sampling=sampling, update=update, host=host,
+            gpus=gpus, layout=layout, share=math.ceil(work.batch * layout.ways / gpus), at_once=fits, rows=rows,
+            tokens=tokens, is_checkpointed=is_checkpointed, sampling=sampling, update=update, host=host,
             host_room_gib=usable_gib(work.host_gib, gpus), refusal=refusal(work.size, work.precision, layout.ways),
         )  # fmt: skip
 
