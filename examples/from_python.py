@@ -46,7 +46,7 @@ def main(results: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit("usage: python from_python.py RESULTS_FOLDER")
     try:
         main(Path(sys.argv[1]))

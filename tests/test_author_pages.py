@@ -133,7 +133,19 @@ def test_the_script_uses_every_call_of_the_page() -> None:
             "run_sweep"} <= functions  # fmt: skip
     tree = ast.parse(SCRIPT.read_text(encoding="utf-8"))
     used = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    assert functions - used == {"run_id"}
+    assert functions - used == {"run_id", "runs_of", "series_of"}  # the two of the script on the page
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     listed = {called(words)[0] for words in CALLS} - {""}
-    assert modules - {"pathlib"} == listed
+    assert modules - {"pathlib"} == listed - {"harness.records.folder"}
+
+
+def test_the_script_with_pandas_prints_the_number_of_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", PYTHON_PAGE, flags=re.S)
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    monkeypatch.chdir(tmp_path)
+    exec(script, {})
+    said = capsys.readouterr().out
+    assert said == "INT8 -0.030 on 23 bases\n" and f"`{said.strip()}`" in PYTHON_PAGE
+    assert (tmp_path / "k3.png").stat().st_size > 10_000

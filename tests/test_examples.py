@@ -177,6 +177,7 @@ def test_the_python_example_tells_a_wrong_folder_in_one_line(tmp_path: Path) -> 
     (tmp_path / "file").write_text("no folder")
     for words, said in (
         ([], "usage: python from_python.py RESULTS_FOLDER\n"),
+        (["--help"], "usage: python from_python.py RESULTS_FOLDER\n"),
         ([str(tmp_path / "file")], f"error: results={tmp_path / 'file'}: cannot be written: Not a directory\n"),
     ):
         command = [sys.executable, str(EXAMPLES / "from_python.py"), *words]

@@ -28,8 +28,12 @@ def _check(a: argparse.Namespace) -> None:
 def run(a: argparse.Namespace) -> int:
     """Serve until interrupted, packed sweeps too. Raises ValueError where the sweep, or any, has no results."""
     from harness.cli.results import unpack_all
+    from harness.records.packed import make_available
     from harness.viewers.mlflow import browse
 
     _check(a)
-    unpack_all(a.results)
+    if a.sweep is not None:
+        make_available(a.results, a.sweep)
+    else:
+        unpack_all(a.results)
     return browse(a.results, a.port, a.sweep, a.compare)

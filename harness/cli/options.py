@@ -108,7 +108,8 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     """The options that say for which GPU a dry run predicts, where it is not this machine's."""
     parser.add_argument("--gpu", metavar="NAME", help="with --dry-run: predict for h100, h200, a100 or b200 "
                         "(default: this machine's, or h200)")  # fmt: skip
-    parser.add_argument("--memory", type=gibibytes, metavar="GIB", help="with --dry-run: memory of each GPU")
+    parser.add_argument("--memory", type=gibibytes, metavar="GIB", help="with --dry-run: memory of each GPU "
+                        "(default: that of --gpu; of an A100 its larger kind's)")  # fmt: skip
 
 
 def check_machine(a: argparse.Namespace) -> None:

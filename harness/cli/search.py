@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from harness.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from harness.studies.search.run import Progressed
+    from harness.studies.search.run import Progressed, Session
     from harness.studies.search.spec import Budget, Search
 
 
@@ -89,21 +90,38 @@ def run(a: argparse.Namespace) -> int:
 
 
 class Progress:
-    """A bar over the trials of a budget on a terminal; a line per trial everywhere."""
+    """A bar over the trials of a budget on a terminal; a line per trial, and per run on fresh seeds, everywhere."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, search: Search) -> None:
         from tqdm import tqdm
 
-        self.budget = budget
-        self.bar = tqdm(total=budget.trials, unit="trial", disable=not sys.stderr.isatty())
+        self.budget, self.metrics = search.budget, [objective.metric for objective in search.objectives]
+        self.bar = tqdm(total=self.budget.trials, unit="trial", disable=not sys.stderr.isatty())
         self.started = time.perf_counter()
 
     def __call__(self, event: Progressed) -> None:
         self.bar.n = event.usage.trials
         self.bar.refresh()
+        self._tell(f"{event.usage.trials}/{self.budget.trials or '-'}", trial_line(event, self.metrics))
+
+    def confirming(self, session: Session, pool: ThreadPoolExecutor) -> list[Future[Any]]:
+        """Submit the runs of `confirm`, with a line when each is done."""
+        from harness.studies.search.confirm import submit
+
+        futures, done = submit(session, pool), count(1)
+
+        def tell(future: Future[Any]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                result = future.result().result
+                self._tell(f"fresh seeds {next(done)}/{len(futures)}", f"{result.status} {result.name}")
+
+        for future in futures:
+            future.add_done_callback(tell)
+        return futures
+
+    def _tell(self, done: str, line: str) -> None:
         minutes = (time.perf_counter() - self.started) / 60
-        done = f"{event.usage.trials}/{self.budget.trials or '-'}"
-        self.bar.write(f"[{done}] {minutes:5.1f} min  {trial_line(event)}", file=sys.stdout)
+        self.bar.write(f"[{done}] {minutes:5.1f} min  {line}", file=sys.stdout)
         sys.stdout.flush()
 
     def close(self) -> None:
@@ -111,21 +129,22 @@ class Progress:
         self.bar.close()
 
 
-def trial_line(event: Progressed) -> str:
-    """One trial: its end, its knobs, its values."""
+def trial_line(event: Progressed, metrics: Sequence[str]) -> str:
+    """One trial: its end, its knobs, its values by metric."""
     from harness.studies.search.space import text
 
     label = f"{event.share} {event.number}".strip()
     knobs = " ".join(f"{name}={text(value)}" for name, value in event.values.items())
     if event.objectives is None:
         return f"{event.outcome.state} {label}: {knobs}: {event.outcome.reason}"
-    return f"{event.outcome.state} {label}: {knobs}: " + ", ".join(f"{value:.4g}" for value in event.objectives)
+    return f"{event.outcome.state} {label}: {knobs}: " + ", ".join(
+        f"{metric} {value:.4g}" for metric, value in zip(metrics, event.objectives, strict=True)
+    )
 
 
 def search(found: Search, a: argparse.Namespace) -> int:
     """Search until the budget is spent, confirm the best, then table, figures and trackers. 130 where interrupted."""
     from harness.records.packed import make_available
-    from harness.studies.search.confirm import submit
     from harness.studies.search.run import run_search
     from harness.studies.search.store import put_aside
 
@@ -133,9 +152,11 @@ def search(found: Search, a: argparse.Namespace) -> int:
     if a.restart and (kept := put_aside(a.results, found.name)) is not None:
         print(f"{found.name}: the old study is {kept}")
     print(f"{found.name}: {found.question}")
-    progress = Progress(found.budget)
+    progress = Progress(found)
     try:
-        is_interrupted = run_search(found, a.results, a.workers, progress, max_hours=a.max_hours, afterwards=submit)
+        is_interrupted = run_search(
+            found, a.results, a.workers, progress, max_hours=a.max_hours, afterwards=progress.confirming
+        )
     finally:
         progress.close()
     if is_interrupted:

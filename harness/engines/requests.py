@@ -63,7 +63,10 @@ def requests_of(
         raise ValueError(f"a prompt and max_new_tokens need {total} positions; max_positions={config.max_positions}")
     low, high = min(map(min, numbers)), max(map(max, numbers))
     if low < 0 or high >= config.vocab_size:
-        raise ValueError(f"prompts: token {low if low < 0 else high} is outside the vocabulary of {config.vocab_size}")
+        raise ValueError(
+            f"prompts: token {low if low < 0 else high} is outside the vocabulary of {config.vocab_size}; ask the task "
+            "that the model was trained on, with the same options"
+        )
     index = torch.tensor(rows).repeat_interleave(num_samples)
     return Requests(
         prompts=tuple(numbers), rows=index, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p

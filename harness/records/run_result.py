@@ -230,7 +230,12 @@ def read_result(path: Path) -> RunResult:
 
 
 def read_results(folder: Path | str) -> list[RunResult]:
-    """Every result under `folder` (a sweep's folder, or `results/runs`), ordered by path; none where it is absent."""
+    """Every result under `folder` (a sweep's folder, or `results/runs`), ordered by path; none where it is absent.
+
+    Raises ValueError for a file, such as a packed sweep, which `harness.records.folder.runs_of` reads.
+    """
+    if Path(folder).is_file():
+        raise ValueError(f"{folder}: no folder of results; harness.records.folder.runs_of reads a packed sweep")
     return [read_result(path) for path in sorted(Path(folder).rglob("*.json"))]
 
 

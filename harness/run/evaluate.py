@@ -39,7 +39,10 @@ def questions(config: RunConfig, folder: Path) -> list[Asked]:
     check_device(config)
     check_installed(config)
     if not config.evaluations:
-        raise ValueError("evaluations=[]: nothing is asked; give 'evaluations=[{task:gsm8k,path:FOLDER,k:4}]'")
+        raise ValueError(
+            "evaluations=[]: nothing is asked; give 'evaluations=[{task:gsm8k,path:FOLDER,k:4}]', or a task made here: "
+            "'evaluations=[{task:sort,num:256}]'"
+        )
     tasks = evaluation_tasks(replace(config, model=replace(config.model, path=str(folder))))
     check_ends(tasks)
     return asked(config.evaluations, tasks)

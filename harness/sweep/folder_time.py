@@ -35,7 +35,7 @@ class Machine:
     gpu: str | None = None
     """Name in `RATES`; null takes this machine's."""
     memory_gib: float | None = None
-    """GiB of each; null takes this machine's where it has one."""
+    """GiB of each; null takes that of the named GPU, or this machine's where it has one."""
     engine_gpus: int = 1
     """Those that an engine's weights and cache are spread over."""
     is_cluster: bool = False
@@ -66,13 +66,15 @@ class Rates:
     """In float32, without TF32."""
     memory: float
     """Bytes per second."""
+    room_gib: float | None = None
+    """GiB that CUDA reports; of the A100 those of its larger kind."""
 
 
 RATES: Mapping[str, Rates] = {
-    "A100": Rates(bf16=312e12, fp32=19.5e12, memory=2.04e12),
-    "H100": Rates(bf16=989e12, fp32=67e12, memory=3.35e12),
-    "H200": Rates(bf16=989e12, fp32=67e12, memory=4.8e12),
-    "B200": Rates(bf16=2250e12, fp32=75e12, memory=8.0e12),
+    "A100": Rates(bf16=312e12, fp32=19.5e12, memory=2.04e12, room_gib=79.0),
+    "H100": Rates(bf16=989e12, fp32=67e12, memory=3.35e12, room_gib=79.0),
+    "H200": Rates(bf16=989e12, fp32=67e12, memory=4.8e12, room_gib=139.0),
+    "B200": Rates(bf16=2250e12, fp32=75e12, memory=8.0e12, room_gib=178.0),
     "cpu": Rates(bf16=40e9, fp32=40e9, memory=10e9),
 }
 """Device -> SXM data sheets of NVIDIA; of a CPU one core, as other forecasts here assume."""
@@ -127,9 +129,14 @@ def check_named(cells: Sequence[RunConfig], machine: Machine) -> None:
 
 
 def memory_gib(config: RunConfig, machine: Machine) -> float | None:
-    """GiB of each GPU; None where there is none and none was given."""
-    if machine.memory_gib is not None or config.trainer.device == "cpu" or not torch.cuda.is_available():
+    """GiB of each GPU: those given, else those of the GPU that is named, else this machine's; None where there is
+    none."""
+    if machine.memory_gib is not None or config.trainer.device == "cpu":
         return machine.memory_gib
+    if machine.gpu is not None:
+        return RATES[device_name(config, machine.gpu)].room_gib
+    if not torch.cuda.is_available():
+        return None
     return torch.cuda.get_device_properties(0).total_memory / 2**30
 
 

@@ -123,7 +123,8 @@ def forecast_of(cell: RunConfig, results: Path, machine: Machine) -> dict[str, A
     here nothing."""
     if cell.model.path is None:
         return {}
-    found = fit(read_samples(results)).estimate(cell, machine=machine)
+    folders = [sample for sample in read_samples(results) if sample.config["model"].get("path") is not None]
+    found = fit(folders).estimate(cell, machine=machine)  # a fit to runs of models made here too takes seconds
     seconds = {"seconds": round(found.seconds), "low": round(found.low), "high": round(found.high)}
     return {"forecast": seconds | {"rests_on": LEVELS[found.level], "notes": folder_lines([cell], machine)}}
 

@@ -12,6 +12,8 @@ from typing import Any
 from harness.foundation.data_hash import SUFFIXES
 
 SPLITS = ("train", "test", "validation", "valid", "val", "dev")
+OTHERS = "; 'task.options.columns={question: NAME, answer: NAME}' names others"
+"""End of a message about a column that a file lacks."""
 
 
 def find_files(
@@ -167,7 +169,7 @@ def _check_columns(file: Path, present: Sequence[str], columns: Mapping[str, Seq
     for names in columns.values():
         if not any(name.split(".")[0] in present for name in names):
             wanted = " or ".join(repr(name) for name in names)
-            raise ValueError(f"data file {file} has no column {wanted}: it has {', '.join(sorted(present))}")
+            raise ValueError(f"data file {file} has no column {wanted}: it has {', '.join(sorted(present))}{OTHERS}")
 
 
 def _first(row: Mapping[str, Any], names: Sequence[str], place: str) -> Any:
@@ -175,7 +177,7 @@ def _first(row: Mapping[str, Any], names: Sequence[str], place: str) -> Any:
         if name.split(".")[0] in row:
             return _value(row, name)
     wanted = " or ".join(repr(name) for name in names)
-    raise ValueError(f"{place} has no {wanted}: it has {', '.join(sorted(row))}")
+    raise ValueError(f"{place} has no {wanted}: it has {', '.join(sorted(row))}{OTHERS}")
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:

@@ -74,7 +74,7 @@ def test_a_policy_asked_again_answers_as_in_its_run(tmp_path: Path, capsys: pyte
     ("words", "said"),
     [
         (["nothing"], " and no model folder is 'nothing'; lowbit runs SWEEP lists runs"),
-        (["FOLDER"], "evaluations=[]: nothing is asked"),
+        (["FOLDER"], "k:4}]', or a task made here: 'evaluations=[{task:sort,num:256}]'"),
         (
             ["FOLDER", "trainer.steps=9"],
             "trainer.steps=9: nothing is trained here; valid of the trainer: trainer.device, ",

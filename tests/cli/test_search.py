@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 import urllib.request
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -43,7 +44,8 @@ def place(tmp_path_factory):
     small_launch(folder)
     path = folder / "search_real.yaml"
     path.write_text(FILE, encoding="utf-8")
-    code = lowbit_search(path, "--workers", "2", "--results", folder, "--no-tracking")
+    with (folder / "said.txt").open("w", encoding="utf-8") as said, redirect_stdout(said):
+        code = lowbit_search(path, "--workers", "2", "--results", folder, "--no-tracking")
     return folder, path, code
 
 
@@ -56,6 +58,16 @@ def test_a_real_search_runs_its_cells_and_reports(place, capsys):
     assert lowbit_search(path, "--report", "--results", folder) == 0
     assert "against default" in capsys.readouterr().out
     assert (folder / "tables" / "search_real.md").exists()
+
+
+def test_every_trial_and_every_fresh_run_is_a_line(place):
+    lines = (place[0] / "said.txt").read_text(encoding="utf-8").splitlines()
+    trials = [line for line in lines if re.match(r"\[\d/3\] +\d+\.\d min  complete ", line)]
+    assert len(trials) == 3 and all(re.search(r": auc [\d.]+, k3_median [\d.e-]+$", line) for line in trials)
+    fresh = [line for line in lines if line.startswith("[fresh seeds ")]
+    for number, line in enumerate(fresh, 1):
+        assert re.fullmatch(rf"\[fresh seeds {number}/2\] +\d+\.\d min  ok flashrl-int4-xs-chain\d+-b1-s1", line)
+    assert len(fresh) == 2
 
 
 def test_the_table_of_a_search_is_no_sweeps(place, capsys):

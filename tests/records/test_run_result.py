@@ -89,6 +89,13 @@ def test_series_keeps_nonfinite_values_and_gaps(tmp_path: Path) -> None:
     assert back["p"] == [[1.0, 2.0], [], []]
 
 
+def test_a_packed_sweep_is_no_folder_of_results(tmp_path: Path) -> None:
+    (tmp_path / "quick.zip").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"quick\.zip: no folder of results; harness\.records\.folder\.runs_of reads"):
+        read_results(tmp_path / "quick.zip")
+    assert read_results(tmp_path / "nowhere") == []
+
+
 def test_pandas_reads_the_series(tmp_path: Path) -> None:
     write_result(tmp_path, minimal(), [{"a": 1.0, "p": [1.0, 2.0]}, {"a": 2.0, "p": [3.0]}])
     frame = pd.read_parquet(tmp_path / "a1.parquet")

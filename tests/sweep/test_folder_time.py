@@ -14,6 +14,7 @@ from harness.config.schema import RunConfig
 from harness.models.checkpoint import config_json
 from harness.studies.throughput.shapes import shape_of
 from harness.sweep.folder_time import (
+    GPUS,
     HERE,
     RATES,
     START_S,
@@ -146,6 +147,8 @@ def test_memory_is_what_was_given_or_what_is_here(folder: Path, monkeypatch: pyt
     config = config_of(folder)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert (memory_gib(config, HERE), memory_gib(config, Machine(memory_gib=80.0))) == (None, 80.0)
+    assert [memory_gib(config, Machine(gpu=name)) for name in GPUS] == [79.0, 79.0, 139.0, 178.0]
+    assert memory_gib(config, Machine(gpu="h200", memory_gib=96.0)) == 96.0
 
 
 def test_tokens_of_a_response_are_the_engines_the_tasks_or_assumed(folder: Path) -> None:

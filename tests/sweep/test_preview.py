@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ from harness.run.record import record
 from harness.start.prepare import base_folder
 from harness.sweep import plan, preview
 from harness.sweep.folder_time import HERE, Machine, folder_time
-from harness.sweep.forecast import UNKNOWN, Level, PastError, TimeForecast, fit
+from harness.sweep.forecast import UNKNOWN, CostModel, Level, PastError, TimeForecast, fit
 from harness.sweep.preview import (
     arm_tables,
     base_lines,
@@ -165,6 +167,22 @@ def test_a_dry_run_of_one_cell_is_json_with_its_forecast(
         assert main(["run", "trainer.device=cuda", "--dry-run", *option, "--results", str(results)]) == 2
         assert "models made here are predicted from finished runs, whatever the GPU" in capsys.readouterr().err
     assert not results.exists()
+
+
+def test_a_model_folders_forecast_learns_from_runs_of_folders_alone(
+    toy: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fit to all committed runs, of models made here, takes seconds and says nothing of a folder."""
+    samples, fitted = [SimpleNamespace(config={"model": {"path": path}}) for path in (None, "folder")], list[Any]()
+
+    def learnt(given: list[Any]) -> CostModel:
+        fitted.extend(given)
+        return fit([])
+
+    monkeypatch.setattr(preview, "read_samples", lambda results: samples)
+    monkeypatch.setattr(preview, "fit", learnt)
+    found = forecast_of(resolve(load(toy), lambda path: "0"), tmp_path, HERE)
+    assert fitted == samples[1:] and found["forecast"]["seconds"] > 0
 
 
 def test_a_dry_run_of_a_sweep_tells_memory_and_what_it_assumes(

@@ -25,10 +25,13 @@ VERL_FP8 = "fp8_block"
 """The format that verl's quantization=fp8 stands for."""
 
 
-def ours(question: Question, precision: str, correction: str, folder: str = "FOLDER", *, ways: int = 1) -> list[str]:
-    """Words of `lowbit run`, `folder` the model's, `ways` the GPUs of an engine. Raises ValueError for a format that no
-    method here samples in, for an engine over several GPUs that the trainer refuses, in its words, and for a batch that
-    its GPUs cannot share evenly."""
+def ours(
+    question: Question, precision: str, correction: str, folder: str = "FOLDER", *, ways: int = 1,
+    pass_tokens: int | None = None, is_checkpointed: bool = False,
+) -> list[str]:  # fmt: skip
+    """Words of `lowbit run`, `folder` the model's, `ways` the GPUs of an engine, `pass_tokens` those that a GPU trains
+    on at once, where a plan names them. Raises ValueError for a format that no method here samples in, for an engine
+    over several GPUs that the trainer refuses, in its words, and for a batch that its GPUs cannot share evenly."""
     group = group_of(question.batch)
     method = "bf16" if precision == "bf16" else "naive" if correction == NONE else _tis(precision)
     if {precision, precision.removesuffix(KV8)}.isdisjoint(METHODS[method].precisions):
@@ -44,6 +47,8 @@ def ours(question: Question, precision: str, correction: str, folder: str = "FOL
         *of_folder(folder), "engine=vllm", *(several if question.gpus > 1 else []),
         "trainer.device=cuda", "engine.sleep=true", f"engine.max_new_tokens={question.length}",
         f"algo.num_prompts={question.batch // group}", f"algo.group_size={group}",
+        *([f"launch.micro_batch_tokens={pass_tokens}"] if pass_tokens is not None else []),
+        *(["launch.checkpoint_layers=true"] if is_checkpointed else []),
     ]  # fmt: skip
 
 

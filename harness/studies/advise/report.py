@@ -71,9 +71,10 @@ def configurations(question: Question, recipe: Recipe) -> str:
     at = placement(question, recipe.precision)
     ways = 1 if at is None else at.ways
     what = (question, recipe.precision, recipe.correction)
+    room = {} if at is None else {"pass_tokens": at.tokens, "is_checkpointed": at.is_checkpointed}
     written: dict[str, Callable[[], list[str]]] = {
         "lowbit, with your own task behind it, such as task=gsm8k task.path=FOLDER": lambda: [
-            "lowbit run " + " ".join(ours(*what, ways=ways))
+            "lowbit run " + " ".join(ours(*what, ways=ways, **room))
         ],
         "verl 0.9.1, on top of your own keys": lambda: [f"{k}={quoted(v)}" for k, v in verl(*what, ways).items()],
         "TRL 1.16.0, arguments of GRPOConfig": lambda: [f"{k}={v!r}," for k, v in trl(*what, ways).items()],
@@ -91,9 +92,11 @@ def memory_words(question: Question, at: GpuSplit | None) -> str:
     """Does a step placed so fit the GPUs, by the plan of `lowbit capacity`, which knows one kind of GPU?"""
     if at is None:
         return f"not checked, for no plan knows {question.size} in this format"
-    head = "" if question.gpu == GPU else f"not checked on {question.gpu}; "
     tail = f": {at.reason}" if at.reason else ", with checkpointed layers" * at.is_checkpointed
-    return f"{head}on {question.gpus} x {GPU} it {at.verdict}{tail} (the plan of lowbit capacity)"
+    line = f"on {question.gpus} x {GPU} it {at.verdict}{tail} (the plan of lowbit capacity)"
+    if question.gpu == GPU:
+        return line
+    return f"not checked on {question.gpu}, try the first command with --dry-run --gpu {question.gpu}; {line}"
 
 
 def _one_reason(recipes: Sequence[Recipe]) -> str:

@@ -116,6 +116,8 @@ class GpuSplit:
     """Responses that sample at a time, as many as the cache holds; 0 where it does not fit."""
     rows: int
     """Responses of a micro-batch on one GPU, or on those that share its sequences."""
+    tokens: int
+    """Tokens of a micro-batch on one GPU."""
     is_checkpointed: bool
     sampling: Parts
     update: Parts
@@ -257,7 +259,7 @@ def placements(work: Work, gpus: int, layout: Layout) -> Iterator[GpuSplit]:
         )  # fmt: skip
         yield GpuSplit(
             gpus=gpus, layout=layout, share=math.ceil(work.batch * layout.ways / gpus), at_once=fits, rows=rows,
-            is_checkpointed=is_checkpointed, sampling=sampling, update=update, host=host,
+            tokens=tokens, is_checkpointed=is_checkpointed, sampling=sampling, update=update, host=host,
             host_room_gib=usable_gib(work.host_gib, gpus), refusal=refusal(work.size, work.precision, layout.ways),
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ import numpy as np
 from harness.api import knobs
 from harness.config.compose import OUTSIDE_LOSS, has_hook
 from harness.foundation.json_object import read_json_object
+from harness.foundation.progress_bar import progress_bar
 from harness.records.arms import setting
 from harness.records.packed import read_packed, read_packed_series
 from harness.records.paths import packed_folder, packed_paths, predictions_path
@@ -104,7 +105,7 @@ def read_all_points(results: Path) -> list[Point]:
     ValueError where there is none."""
     found: dict[str, Point] = {}
     held_out = set[str]()
-    for path in packed_paths(results):
+    for path in progress_bar(packed_paths(results), "packed sweep"):
         if path.stem.startswith(SEARCHES):
             continue
         own = {p.run_id: p for p in sweep_points(path)}

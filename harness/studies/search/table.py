@@ -98,7 +98,7 @@ def _answer(
         return f"{where}the best found is {shown}. Its {first.metric} against {base.name} is not confirmed.{beside}"
     more = units_to_decide(d.mean, d.sd, d.num_pairs, d.num_pairs - 1, margin=search.margin)
     assert more is not None, "an interval has an s.d."
-    further = f"{more:.0f} more seeds" if math.isfinite(more) else f"more than {MOST} more"
+    further = f"{more:.0f} more seed{'s' * (more != 1)}" if math.isfinite(more) else f"more than {MOST} more"
     said = {
         "equal": f"they do not differ by as much as {'a factor of ' * first.log}{search.confirm.margin or DELTA:g}",
         "better": "it is better",

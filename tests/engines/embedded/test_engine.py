@@ -346,7 +346,7 @@ def test_bad_requests_are_named() -> None:
     for prompts, words in (
         ([], r"^prompts: none given$"),
         ([[3], []], "number 1 is empty"),
-        ([[24]], "token 24 is outside"),
+        ([[24]], "token 24 is outside the vocabulary of 24; ask the task that the model was trained on, "),
     ):
         with pytest.raises(ValueError, match=words):
             sample(engine, prompts)

@@ -74,5 +74,18 @@ def test_configurations_say_whether_they_fit() -> None:
     lacking = line(size="32b", gpus=2)
     assert lacking.startswith("# memory: on 2 x h200 it does not fit: the update needs ")
     assert lacking.endswith("masters and moments 183.1 (the plan of lowbit capacity)")
-    assert line(gpu="h100") == f"# memory: not checked on h100; {fits}"
+    hint = "try the first command with --dry-run --gpu h100"
+    assert line(gpu="h100") == f"# memory: not checked on h100, {hint}; {fits}"
     assert line(size="3m") == "# memory: not checked, for no plan knows 3m in this format"
+
+
+def test_our_command_sets_what_its_memory_line_rests_on() -> None:
+    """Two rows of 64 + 8192 tokens lie in a pass of at most 16896; 7B keeps their activations only in checkpoints."""
+    asked = question(size="7b", length=8192, batch=512, gpus=8)
+    text = configurations(asked, named(advise(evidence(), tables()["bf16"], asked), "fp8_block:TIS"))
+    assert "with checkpointed layers" in text.splitlines()[1]
+    command = next(line for line in text.splitlines() if line.startswith("lowbit run "))
+    assert command.endswith(" launch.micro_batch_tokens=16512 launch.checkpoint_layers=true")
+    small = question(size="0.5b", length=512, batch=512, gpus=8)
+    text = configurations(small, named(advise(evidence(), tables()["bf16"], small), "fp8_block:TIS"))
+    assert "checkpoint" not in text

@@ -16,10 +16,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from harness.records.run_result import read_results
+from harness.cli.main import main
+from harness.records.packed import pack
+from harness.records.run_result import read_results, write_result
 from harness.report.leaderboard import leaderboard
 from harness.viewers import mlflow
 from harness.viewers.mlflow import links, server
+from tests.result_factory import result
 from tests.source_tree import ROOT
 from tests.viewers.cases import free_port
 
@@ -40,6 +43,18 @@ def test_a_taken_port_or_an_unknown_name_is_an_error_in_words(results: Path) -> 
         mlflow.browse(results, port, "quick", ["qurl", "int8"])
     with pytest.raises(ValueError, match="--compare needs a sweep"):
         mlflow.browse(results, port, None, ["naive"])
+
+
+def test_a_named_sweep_alone_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for sweep in ("one", "two"):
+        write_result(tmp_path / "runs" / sweep, *result(sweep=sweep))
+        pack(tmp_path, sweep)
+        shutil.rmtree(tmp_path / "runs" / sweep)
+    monkeypatch.setattr(mlflow, "browse", lambda *given: 0)
+    assert main(["browse", "one", "--results", str(tmp_path)]) == 0
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["one"]
+    assert main(["browse", "--results", str(tmp_path)]) == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["one", "two"]
 
 
 def test_where_nothing_can_be_written_one_line_says_so(results: Path, tmp_path: Path) -> None:
