@@ -30,6 +30,8 @@ from harness.report.scores import Scores, on_common_bases
 TAUS = np.linspace(0, 1, 201)
 MAX_LINES = 5
 """Lines of a panel: control and BASELINE, then the best; a grey print tells no more apart."""
+MAX_PLACES = 2
+"""Settings that a title or an axis names; more of them do not fit."""
 LOOKS: tuple[tuple[str, Any], ...] = (
     (BLUE, "-"), (GREEN, (0, (5, 1.5))), (PINK, (0, (1.2, 1.2))), (ORANGE, (0, (5, 1.2, 1.2, 1.2))),
     (SKY, (0, (8, 1.5))), (GREY, (0, (3, 1, 1, 1, 1, 1))),
@@ -102,17 +104,23 @@ def improvements(arms: Sequence[Arm], scores: Mapping[str, Scores], control: str
 
 
 def profile_figure(arms: Sequence[Arm], scores: Mapping[str, Scores], control: str = "bf16") -> Figure | None:
-    """A panel per precision with the control, the baseline and its best methods, of those that ran in most settings.
-    Lines of fewer than `stats.MIN_SEEDS` runs say nothing and are left out; None without two others. `scores`: by
-    label."""
+    """A panel per precision with the control, the baseline and its best methods, of those that ran in most settings of
+    the control. Lines of fewer than `stats.MIN_SEEDS` runs say nothing and are left out; None without two others.
+    `scores`: by label."""
     lines: dict[tuple[str, str], dict[str, Floats]] = {}
     for arm in arms:
         if len(found := run_scores(scores[arm.label])):
             lines.setdefault((arm.precision, style_name(arm)), {})[label(arm.context)] = found
+    reference = next((key for key in lines if key[1] == control), None)
+    if reference is not None:
+        lines = {
+            key: {place: found for place, found in strata.items() if place in lines[reference]}
+            for key, strata in lines.items()
+        }
     lines = {key: strata for key, strata in lines.items() if sum(map(len, strata.values())) >= stats.MIN_SEEDS}
     contexts = [place for place in dict.fromkeys(label(arm.context) for arm in arms)
                 if any(place in strata for strata in lines.values())]  # fmt: skip
-    reference = next((key for key in lines if key[1] == control), None)
+    reference = reference if reference in lines else None
     precisions = [p for p in dict.fromkeys(p for p, _ in lines) if reference is None or p != reference[0]]
     if not precisions or len(lines) < 2:
         return None
@@ -124,7 +132,8 @@ def profile_figure(arms: Sequence[Arm], scores: Mapping[str, Scores], control: s
         inside = {name: strata for (p, name), strata in lines.items() if p == precision}
         _panel(ax, precision, inside, None if reference is None else (control, lines[reference]), contexts)
     close_grid(axes, len(precisions))
-    over = " over " + ", ".join(contexts) if len(contexts) > 1 else ""
+    names = ", ".join(contexts) if len(contexts) <= MAX_PLACES else f"{len(contexts)} settings"
+    over = f" over {names}" if len(contexts) > 1 else ""
     figure.supxlabel(f"tau: {score_words(arms)}{over}", fontsize=8)
     figure.supylabel("share of runs above tau\n(bands: 95 %, whole curve)", fontsize=8)
     return figure
@@ -158,8 +167,12 @@ def _panel(
         ax.step(found.taus, found.fraction, where="post", color=colour, linestyle=dash, linewidth=1.2, zorder=3)
         if index < 2:  # more bands than two are a grey wall
             ax.fill_between(found.taus, found.low, found.high, step="post", color=colour, alpha=0.07, linewidth=0)
-    alone = f", {', '.join(places)} alone" if len(places) < len(contexts) else ""
-    ax.set_title(precision + alone + (f", {num_shown} of {len(inside)} methods" if num_shown < len(inside) else ""))
+    said = [precision]  # a line each
+    if len(places) < len(contexts):
+        said += [*map(str, places)] if len(places) <= MAX_PLACES else [f"{len(places)} of {len(contexts)} settings"]
+    if num_shown < len(inside):
+        said.append(f"{num_shown} of {len(inside)} methods")
+    ax.set_title("\n".join(said))
     handles = [Line2D([], [], color=c, linestyle=d, linewidth=1.2, label=name) for name, _, c, d in shown]
     ax.legend(
         handles=handles, fontsize=5.5, loc="upper left", ncols=2, handlelength=2, labelspacing=0.25, columnspacing=1

@@ -59,17 +59,27 @@ def test_a_precision_that_ran_in_fewer_settings_is_compared_there() -> None:
     both = [(method, precision, n) for method, precision in (("bf16", "bf16"), ("naive", "int8")) for n in (8, 16)]
     cells = [*both, ("naive", "fp16", 8)]
     runs = [factory.result(m, p, seed=seed, task__n=n)[0] for m, p, n in cells for seed in range(3)]
-    runs += [factory.result("naive", "int4", seed=seed, task__n=32)[0] for seed in range(2)]  # too few for a line
+    runs += [factory.result("naive", "int4", seed=seed, task__n=8)[0] for seed in range(2)]  # too few for a line
+    runs += [factory.result("naive", "int3", seed=seed, task__n=32)[0] for seed in range(3)]  # the control is not there
     arms, scores = score_arms(runs)
     figure = profile_figure(arms, scores)
     assert figure is not None
     panels = {ax.get_title(): ax for ax in figure.axes if ax.get_title()}
-    assert set(panels) == {"int8", "fp16, n=8 alone"}
+    assert set(panels) == {"int8", "fp16\nn=8"}
     assert figure.get_supxlabel().endswith(" over n=8, n=16")
     control = [run_scores(scores[arm.label]) for arm in arms if arm.method == "bf16"]
-    for title, strata in (("int8", control), ("fp16, n=8 alone", control[:1])):
+    for title, strata in (("int8", control), ("fp16\nn=8", control[:1])):
         drawn = np.asarray(panels[title].lines[0].get_ydata(), dtype=float)
         assert (drawn == profile(strata, np.linspace(0, 1, 201)).fraction).all(), title
+
+
+def test_many_settings_are_counted() -> None:
+    cells = [("bf16", "bf16", n) for n in (8, 16, 32, 64)] + [("naive", "int8", n) for n in (8, 16, 32)]
+    runs = [factory.result(m, p, seed=seed, task__n=n)[0] for m, p, n in cells for seed in range(3)]
+    figure = profile_figure(*score_arms(runs))
+    assert figure is not None
+    assert [ax.get_title() for ax in figure.axes] == ["int8\n3 of 4 settings"]
+    assert figure.get_supxlabel().endswith(" over 4 settings")
 
 
 def test_the_figure_has_a_panel_per_precision_with_the_control_in_each(tmp_path: Path) -> None:
