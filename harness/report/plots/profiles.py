@@ -32,6 +32,8 @@ MAX_LINES = 5
 """Lines of a panel: control and BASELINE, then the best; a grey print tells no more apart."""
 MAX_PLACES = 2
 """Settings that a title or an axis names; more of them do not fit."""
+MAX_NAME = 18
+"""Characters of a name that leave room for a second column of a legend."""
 LOOKS: tuple[tuple[str, Any], ...] = (
     (BLUE, "-"), (GREEN, (0, (5, 1.5))), (PINK, (0, (1.2, 1.2))), (ORANGE, (0, (5, 1.2, 1.2, 1.2))),
     (SKY, (0, (8, 1.5))), (GREY, (0, (3, 1, 1, 1, 1, 1))),
@@ -174,9 +176,11 @@ def _panel(
         said.append(f"{num_shown} of {len(inside)} methods")
     ax.set_title("\n".join(said))
     handles = [Line2D([], [], color=c, linestyle=d, linewidth=1.2, label=name) for name, _, c, d in shown]
+    columns = 2 if max(len(name) for name, *_ in shown) <= MAX_NAME else 1
     ax.legend(
-        handles=handles, fontsize=5.5, loc="upper left", ncols=2, handlelength=2, labelspacing=0.25, columnspacing=1
-    )
-    room_above = 0.1 * math.ceil(len(handles) / 2) + 0.03  # the legend stands above the curves, never on them
+        handles=handles, fontsize=5.5, loc="upper left", ncols=columns, handlelength=2, labelspacing=0.25,
+        columnspacing=1,
+    )  # fmt: skip
+    room_above = 0.1 * math.ceil(len(handles) / columns) + 0.03  # the legend stands above the curves, never on them
     ax.set_ylim(-0.03, max(ax.get_ylim()[1], 1.03 + room_above))
     ax.set_yticks(np.linspace(0, 1, 6))

@@ -111,6 +111,10 @@ def style_name(arm: Arm) -> str:
     return f"{arm.method} {arm.variant}".strip()
 
 
+LEGEND_LINE = 0.16
+"""Inches of a line of a legend."""
+
+
 def small_multiples(
     arms: Sequence[Arm],
     curve: Callable[[Arm], Band],
@@ -155,7 +159,8 @@ def small_multiples(
     figure.supxlabel(x_label + note, fontsize=8)
     figure.supylabel(y_label, fontsize=8)
     shown = [style_name(arm) for arm in [*reference, *others]]
-    legend(figure, {name: looks[name] for name in dict.fromkeys(shown)}, marked, title=title(bands))
+    lines = legend(figure, {name: looks[name] for name in dict.fromkeys(shown)}, marked, title=title(bands))
+    figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(0, lines - 2))  # panels keep their height
     return figure
 
 
@@ -209,30 +214,33 @@ def _log_scale(ax: Axes, zeros: Sequence[str]) -> None:
     ax.text(0.04, 0.98, said, transform=ax.transAxes, fontsize=6.5, va="top")
 
 
-def legend(figure: Figure | SubFigure, looks: Looks, marked: bool = True, columns: int = 5, title: str = "") -> None:
-    """One legend of looks above all panels, under the figure's title."""
+def legend(figure: Figure | SubFigure, looks: Looks, marked: bool = True, columns: int = 5, title: str = "") -> int:
+    """One legend of looks above all panels, under the figure's title: the number of its lines."""
     handles = [
         Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker if marked else "",
                fillstyle=look.fill, label=name)
         for name, look in looks.items()
     ]  # fmt: skip
-    above_panels(figure, handles, columns, title)
+    return above_panels(figure, handles, columns, title)
 
 
-def above_panels(figure: Figure | SubFigure, handles: Sequence[Any], columns: int, title: str) -> None:
+def above_panels(figure: Figure | SubFigure, handles: Sequence[Any], columns: int, title: str) -> int:
     """A legend above all panels, in at most so many columns as its longest name leaves room for, and above it the
-    figure's title, which a suptitle would print across it; in several lines where the figure is too narrow for one."""
+    figure's title, which a suptitle would print across it; in several lines where the figure is too narrow for one.
+    The number of the legend's lines."""
     small, bold = FontProperties(size=rcParams["legend.fontsize"]), FontProperties(size=8.5, weight="bold")
     em = small.get_size_in_points() / 72
     spaces = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"] + rcParams["legend.columnspacing"]
     widest = max(_inches(handle.get_label(), small) for handle in handles) + em * spaces
+    columns = max(1, min(len(handles), columns, int(figure.bbox.width / figure.dpi / widest)))
     figure.legend(
         handles=handles,
         loc="outside upper center",
-        ncols=max(1, min(len(handles), columns, int(figure.bbox.width / figure.dpi / widest))),
+        ncols=columns,
         title=in_lines(figure, title, bold) or None,
         title_fontproperties=bold,
     )
+    return math.ceil(len(handles) / columns)
 
 
 def in_lines(figure: Figure | SubFigure, text: str, font: FontProperties) -> str:

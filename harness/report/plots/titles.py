@@ -87,8 +87,14 @@ def largest_title(bands: Mapping[str, Band], *, words: str, control: str) -> str
         return ""
     name = max(levels, key=lambda key: levels[key])
     low = [value for key, value in levels.items() if key.split()[0] == control and value > 0]
-    times = f", {levels[name] / low[0]:.3g} times that of {control}" if low and levels[name] > low[0] else ""
-    return f"{words} is largest for {name}: {levels[name]:.2g}{times}"
+    times = f", {_plain(levels[name] / low[0])} times that of {control}" if low and levels[name] > low[0] else ""
+    return f"{words} is largest for {name}: {_plain(levels[name], 2)}{times}"
+
+
+def _plain(value: float, digits: int = 3) -> str:
+    """So many digits; a large number without an exponent, as 16,600."""
+    rounded = f"{value:.{digits}g}"
+    return f"{float(rounded):,.0f}" if value >= 10**digits else rounded
 
 
 def slope_title(bands: Mapping[str, Band], *, words: str, control: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+from optuna import Study
 from optuna.importance import FanovaImportanceEvaluator
 from optuna.trial import FrozenTrial
 from optuna.visualization.matplotlib import (
@@ -31,11 +32,15 @@ from harness.studies.search.spec import Search
 from harness.studies.search.store import open_studies
 from harness.studies.search.trials import complete_trials
 
+MIN_FRONT = 5
+"""Complete trials from which on a Pareto front is drawn."""
+
 
 def draw_search(search: Search, results: Path) -> list[Path]:
     """Write the figures into `figures/<name>/`: their paths.
 
-    A study without a complete trial is left out, and importance where an objective has one value only.
+    A study without a complete trial is left out, slices of a single one, importance where an objective has one value or
+    the search one knob, and the Pareto front of fewer than MIN_FRONT trials.
     """
     studies = open_studies(search, results, is_writing=False)
     shown = {share: study for share, study in studies.items() if complete_trials(study)}
@@ -46,12 +51,23 @@ def draw_search(search: Search, results: Path) -> list[Path]:
         draws["history"] = partial(plot_optimization_history, list(shown.values()), **first)
     for share, study in shown.items():
         end = f"_{share}" if share else ""
-        if all(len(set(values)) > 1 for values in zip(*(t.values for t in complete_trials(study)), strict=True)):
+        done = complete_trials(study)
+        has_values = all(len(set(values)) > 1 for values in zip(*(trial.values for trial in done), strict=True))
+        if has_values and len({knob for trial in done for knob in trial.params}) > 1:
             draws[f"importance{end}"] = partial(plot_param_importances, study, FanovaImportanceEvaluator(seed=0))
-        draws[f"slice{end}"] = partial(plot_slice, study, **first)
-        if len(metrics) > 1:
+        if len(done) > 1:
+            draws[f"slice{end}"] = partial(slices, study, **first)
+        if len(metrics) > 1 and len(done) >= MIN_FRONT:
             draws[f"pareto{end}"] = partial(plot_pareto_front, study, targets=first_two, target_names=metrics[:2])
     return [save(draw, figures_folder(results, search.name) / f"{name}.png") for name, draw in draws.items()]
+
+
+def slices(study: Study, **first: Any) -> Any:
+    """Axes of Optuna's slices, with slanted labels: names of choices ran over each other."""
+    axes: Any = plot_slice(study, **first)
+    for ax in np.ravel(axes):
+        ax.tick_params(axis="x", labelrotation=30)
+    return axes
 
 
 def first_value(trial: FrozenTrial) -> float:

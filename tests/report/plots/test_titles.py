@@ -85,6 +85,10 @@ def test_a_sweep_whose_control_has_variants_compares_each_with_its_own() -> None
 def test_the_largest_curve_and_its_slope() -> None:
     bands = {"bf16 bf16": band(1, 1, 1), "naive int4": band(2, 4, 8), "flashrl int4": band(2, 2, np.nan)}
     assert largest_title(bands, words="k3", control="bf16") == "k3 is largest for naive int4: 4, 4 times that of bf16"
+    far = {"bf16 bf16": band(3, 3, 3), "naive int4": band(50000, 50000, 50000)}
+    assert largest_title(far, words="k3", control="bf16") == (
+        "k3 is largest for naive int4: 50,000, 16,700 times that of bf16"
+    )
     assert slope_title(bands, words="k3", control="bf16") == (
         "k3: 1 to 2.7 times as large in the second half of the axis"
     )

@@ -18,7 +18,8 @@ from harness.studies.search.run import run_search
 from harness.studies.search.store import open_studies
 from harness.studies.search.table import knobs_text, write_tables
 from harness.studies.search.tags import trial_tags
-from tests.studies.search.search_toy import FakeRunner, toy_search
+from tests.studies.search.search_toy import FakeRunner, smooth_scores, toy_search
+from tests.toy import SMALL
 
 SEARCH = toy_search(
     budget={"trials": 30, "per": "correction"}, confirm={"seeds": [5, 6, 7, 8]}, sampler={"name": "random"},
@@ -234,6 +235,14 @@ def test_figures_are_drawn_from_the_stored_study_alone(results):
         image = mpimg.imread(path)
         assert image.min() < 0.3 and image.max() == 1.0
     assert dict(mpl.rcParams) == style and plt.get_fignums() == []
+
+
+def test_few_trials_of_one_knob_have_neither_importance_nor_a_front(tmp_path):
+    one = {"algo.eps_low": {"low": 0.05, "high": 0.8, "log": True}}
+    overrides = [*SMALL, "precision=int4", "method=naive"]
+    search = toy_search(overrides=overrides, space=one, baselines={}, budget={"trials": 3})
+    run_search(search, tmp_path, 1, lambda event: None, runner=FakeRunner(smooth_scores))
+    assert [path.stem for path in draw_search(search, tmp_path)] == ["history", "slice"]
 
 
 def test_a_search_without_a_complete_trial_says_so(tmp_path):
