@@ -9,6 +9,7 @@ import re
 from importlib import import_module
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 
 import harness.api
@@ -146,6 +147,7 @@ def test_the_script_with_pandas_prints_the_number_of_the_readme(
     (tmp_path / "results").symlink_to(ROOT / "results")
     monkeypatch.chdir(tmp_path)
     exec(script, {})
+    plt.close("all")  # of the page's figure, which other tests of this process would find open
     said = capsys.readouterr().out
     assert said == "INT8 -0.030 on 23 bases\n" and f"`{said.strip()}`" in PYTHON_PAGE
     assert (tmp_path / "k3.png").stat().st_size > 10_000
