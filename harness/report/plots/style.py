@@ -49,6 +49,8 @@ DASHES: tuple[Any, ...] = ((0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (8, 1.5
 MARKERS = "^Dv<>hp*d8H"
 """Markers that no familiar look has. Their number is a prime above that of COLOURS, so that no two looks share both
 colour and marker before every pair was taken."""
+LEGEND_LINE = 0.16
+"""Inches of a line of a legend."""
 
 Fill = Literal["full", "none", "left", "right", "bottom", "top"]
 
@@ -109,10 +111,6 @@ def looks_of_names(given: Iterable[str], control: str) -> Looks:
 def style_name(arm: Arm) -> str:
     """Name of the arm in a legend: its panel says the precision."""
     return f"{arm.method} {arm.variant}".strip()
-
-
-LEGEND_LINE = 0.16
-"""Inches of a line of a legend."""
 
 
 def small_multiples(
