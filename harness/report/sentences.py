@@ -131,6 +131,13 @@ def num_below(row: Mapping[str, Any], prefix: str = "") -> str:
     return f"{below:.0f} of {row[f'{prefix}bases']:.0f}" if is_open else ""
 
 
+def num_lower(row: Mapping[str, Any], prefix: str = "") -> str:
+    """The single bases on which an undecided arm is lower, "2 of 5"; empty where there are none."""
+    lower = row.get(f"{prefix}bases_lower", 0)
+    is_open = row[f"{prefix}verdict"] == "cannot tell" and lower > 0
+    return f"{lower:.0f} of {row[f'{prefix}bases']:.0f}" if is_open else ""
+
+
 def _open(row: dict[str, Any]) -> str:
     """Words for a format whose mean loss is not decided: where the sign test says so, that it loses on most bases."""
     below = num_below(row)

@@ -23,7 +23,7 @@ from harness.report import collapse_times, failures, task_scores
 from harness.report.leaderboard import Board
 from harness.report.plots.profiles import improvements
 from harness.report.scores import components
-from harness.report.sentences import findings, num_below, three_sentences
+from harness.report.sentences import findings, num_below, num_lower, three_sentences
 from methods import METHODS
 
 Row = Mapping[str, Any]
@@ -67,9 +67,14 @@ READING = (
     "effect, the median of steps and runs. Entropy: the trainer's, mean of the last five steps.",
 )
 BELOW = (
-    "Below on x of n bases, where the mean cannot be told: an exact sign test over bases says, at 5 % over all arms of "
+    "Below on x of n bases, the mean open: an exact sign test over bases says, at 5 % over all arms of "
     "the setting, that the arm is below its control on most bases. A few far larger losses, which widen the interval "
     "of the mean, do not weaken this test. By 0.03 on y: on so many single bases a loss as large is shown."
+)
+LOWER = (
+    f"Lower on x of n bases, the mean open: on so many single bases a loss of {stats.DELTA:g} and more is shown (see "
+    "base by base), so the arm does not keep the accuracy on every base. What it loses on average over bases cannot be "
+    "told."
 )
 TASKS = (
     "After the last step at which the task was asked. avg@k: share of right samples; pass@k: chance that k samples "
@@ -150,8 +155,10 @@ def markdown(board: Board, sweep: str, expectations: Sequence[Expectation] = ())
         labels = arm_labels(results)
         lines = [f"- {labels[run.run_id]}, seed {run.seed}: {run.status}, {run.reason} (`{run.run_id}`)" for run in bad]
         blocks += ["## Runs that did not finish", "\n".join(lines)]
-    below = [BELOW] * any(num_below(row, prefix) for row in table.to_dict("records") for prefix in ("", "deployed_"))
-    reading = "\n".join(f"- {line}" for line in [*READING, *below, *_marks(table, "`{}`")])
+    sides = [(row, prefix) for row in table.to_dict("records") for prefix in ("", "deployed_")]
+    told = [BELOW] * any(num_below(*side) for side in sides)
+    told += [LOWER] * any(num_lower(*side) and not num_below(*side) for side in sides)
+    reading = "\n".join(f"- {line}" for line in [*READING, *told, *_marks(table, "`{}`")])
     return "\n\n".join([*blocks, "## How to read it", reading]) + "\n"
 
 
@@ -294,18 +301,14 @@ def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:
     words, more = str(row[f"{prefix}verdict"]), row[f"{prefix}further_seeds"]
     if words == "equal":
         words += f" (collapse {row[f'{prefix}collapse']})"
-    if below := num_below(row, prefix):
-        words += f" the mean, below on {below} bases"
-    if lower := num_lower(row, prefix):
-        words += f", by {stats.DELTA:g} on {lower.partition(' ')[0]}" if below else f", lower on {lower} bases"
+    below, lower = num_below(row, prefix), num_lower(row, prefix)
+    if below:
+        words = f"below on {below} bases" + f", by {stats.DELTA:g} on {lower.partition(' ')[0]}" * bool(lower)
+    elif lower:
+        words = f"lower on {lower} bases"
+    if below or lower:
+        words += ", the mean open"
     return f"{words} {stats.further(more)}".rstrip()
-
-
-def num_lower(row: Mapping[str, Any], prefix: str) -> str:
-    """The single bases on which an undecided arm is lower, "2 of 5"; empty where there are none."""
-    lower = row.get(f"{prefix}bases_lower", 0)
-    is_open = row[f"{prefix}verdict"] == "cannot tell" and lower > 0
-    return f"{lower:.0f} of {row[f'{prefix}bases']:.0f}" if is_open else ""
 
 
 def _verdict(prefix: str = "") -> Callable[[Row], str]:
@@ -438,7 +441,7 @@ _DEPLOYED_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
 )
 """(heading, columns, cell)."""
 BELOW_ON = "below on x/n: the mean is open, but on so many bases it is below its control (sign test at 5 %, all arms)."
-LOWER_ON = "lower on x/n bases: cannot tell over bases, but on so many single ones it is lower by 0.03 and more."
+LOWER_ON = "lower on x/n bases: the mean is open, but on so many single ones it is lower by 0.03 and more."
 NO_CONTROL = "no control: no run of the control has these settings on one of the arm's bases."
 LEGEND = (
     "AUC: mean accuracy of the evaluations after step 0.  BF16 policy: the trained weights answer without",

@@ -19,6 +19,7 @@ from harness.report.tables import (
     BELOW,
     BELOW_ON,
     LEGEND,
+    LOWER,
     LOWER_ON,
     NO_CONTROL,
     VERDICT_WIDTH,
@@ -321,7 +322,7 @@ def test_single_bases_are_told_where_the_mean_over_bases_is_open() -> None:
     ]
     text, page = render_terminal(board), markdown(board_of(results), "replicated")
     assert "lower on 3/4 bases" in text and LOWER_ON in text and LOWER_ON not in render_terminal(leaderboard(sweep(3)))
-    assert "| cannot tell, lower on 3 of 4 bases (+" in page
+    assert "| lower on 3 of 4 bases, the mean open (+" in page and LOWER in page and BELOW not in page
     assert "| naive int8 | -0.003 equal | -0.203 lower | -0.093 lower | -0.253 lower |" in page
     many = leaderboard(factory.replicated({base: 20 if base % 2 else -20 for base in range(20)}))
     assert " lower on 10/20\n" in render_terminal(many), "no letter is cut off"
@@ -341,7 +342,8 @@ def test_an_arm_below_on_every_base_is_told_where_two_large_losses_leave_the_mea
     ]
     text, page = render_terminal(board), markdown(board_of(results), "below")
     assert "below on 12/12" in text and BELOW_ON in text and LOWER_ON not in text
-    assert "| cannot tell the mean, below on 12 of 12 bases, by 0.03 on 2 (+" in page and BELOW in page
+    assert "| below on 12 of 12 bases, by 0.03 on 2, the mean open (+" in page
+    assert BELOW in page and LOWER not in page
     few = leaderboard(factory.replicated({0: 1, 1: 1, 2: 1, 3: 40}))
     assert not any(num_below(row) for row in few.to_dict("records"))
 

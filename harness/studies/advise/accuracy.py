@@ -15,17 +15,16 @@ import pandas as pd
 
 from harness.foundation.span import span
 from harness.records.paths import tables_folder
-from harness.report.sentences import num_below
-from harness.report.tables import difference_cell, num_lower, short_verdict
+from harness.report.sentences import num_below, num_lower
+from harness.report.tables import difference_cell, short_verdict
 from harness.studies.advise.question import Mismatch, Question
 
 SWEEP, MISMATCH, TASK, KERNELS = "main_wordmath", "mismatch", "wordmath", "vllm"
-NONE = "none"
-"""No correction."""
-METHODS = {NONE: ("naive",), "TIS": ("flashrl", "fp8_rl")}
+NONE, TIS, ICEPOP = "none", "TIS", "IcePop"
+"""Corrections: none, truncated importance sampling, and the two-sided mask of IcePop."""
+METHODS = {NONE: ("naive",), TIS: ("flashrl", "fp8_rl"), ICEPOP: ("icepop",)}
 """Correction -> the methods of the table that are it. `fp8_rl` is TIS where the cache is in FP8, too, and measures the
 cache's scales anew at every push."""
-CORRECTIONS = tuple(METHODS)
 CONTROL = "bf16"
 Standing = Literal["held", "undecided", "lost", "beyond"]
 STANDINGS: dict[Standing, str] = {
@@ -99,6 +98,12 @@ def read_tables(results: Path) -> dict[str, Table]:
         )
         for deploy, prefix in (("bf16", ""), ("rollout", "deployed_"))
     }
+
+
+def corrections(table: Table, precision: str) -> list[str]:
+    """Corrections of a format: none, TIS, and IcePop where it ran with it."""
+    ran = {correction for correction in METHODS for n in table.tokens if _row(table, precision, correction, n)}
+    return [correction for correction in METHODS if correction in {NONE, TIS} | ran]
 
 
 def accuracy(table: Table, question: Question, precision: str, correction: str) -> Accuracy:

@@ -1,7 +1,8 @@
 """Answers to a grid of questions as one file, `results/tables/advise.json`, which the site's first form reads.
 
     speeds      by size, length and GPUs: of each format the speed-up, its words and their source
-    accuracies  by deployed weights and mismatch: of each format and correction its standing, cells and their source
+    pairs       each format with each of its corrections
+    accuracies  by deployed weights and mismatch: of each pair, and of BF16, its standing, cells and their source
     words       every sentence once; the others name it by its place
 
 A recipe is a speed and an accuracy of the same format, in the order of `recipes.advise`. Left out: batches other than
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.foundation.whole_file import write_atomic
-from harness.studies.advise.accuracy import CORRECTIONS, NONE, STANDINGS, Accuracy, Table, accuracy, control
+from harness.studies.advise.accuracy import NONE, STANDINGS, Accuracy, Table, accuracy, control, corrections
 from harness.studies.advise.question import DEPLOY, FORMATS, Question, given_mismatch
 from harness.studies.advise.report import header, speed_words
 from harness.studies.advise.speed import Evidence, speed
@@ -49,6 +50,8 @@ def answers(evidence: Evidence, tables: Mapping[str, Table]) -> dict[str, Any]:
         ]
         for size in SIZES for length in LENGTHS for gpus in GPUS
     }  # fmt: skip
+    some_table = next(iter(tables.values()))  # what ran is the same for either kind of deployed weights
+    pairs = [(name, how) for name in FORMATS for how in corrections(some_table, name)]
     accuracies: dict[str, Any] = {}
     for deploy, table in tables.items():
         for k3 in MISMATCHES:
@@ -57,13 +60,13 @@ def answers(evidence: Evidence, tables: Mapping[str, Table]) -> dict[str, Any]:
             accuracies[f"{deploy} {k3}"] = [
                 row(found)
                 for found in (
-                    *(accuracy(table, asked, name, how) for name in FORMATS for how in CORRECTIONS), control(table),
+                    *(accuracy(table, asked, name, how) for name, how in pairs), control(table),
                 )
             ]  # fmt: skip
-    tokens = tuple(next(iter(tables.values())).tokens.values())
+    tokens = tuple(some_table.tokens.values())
     return {
         "sizes": SIZES, "lengths": LENGTHS, "gpus": GPUS, "deploy": DEPLOY, "mismatches": MISMATCHES,
-        "formats": FORMATS, "corrections": CORRECTIONS, "none": NONE, "standings": STANDINGS, "header": header(tokens),
+        "formats": FORMATS, "pairs": pairs, "none": NONE, "standings": STANDINGS, "header": header(tokens),
         "words": list(words), "speeds": speeds, "accuracies": accuracies,
     }  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.config.load import of_folder
 from harness.engines.vllm.builds import CUDA
-from harness.studies.advise.accuracy import NONE
+from harness.studies.advise.accuracy import ICEPOP, NONE, TIS
 from harness.studies.advise.question import Question
 from harness.studies.capacity.host import NODE
 from harness.studies.capacity.place import refusal
@@ -17,6 +17,13 @@ from methods import METHODS
 
 CAP = 2.0
 """Largest weight of truncated importance sampling, as in the runs on word problems."""
+LEAST, MOST = 0.5, 5.0
+"""Weights that IcePop keeps, as there; a token outside has none."""
+MASK = {
+    "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": MOST,
+    "vllm_importance_sampling_clip_min": LEAST,
+}  # fmt: skip
+"""TRL's arguments for IcePop."""
 GROUP = 8
 """Answers to a prompt, where the batch divides by it."""
 KV8, FP8_CACHE = "+kv8", "e4m3_kv"
@@ -33,7 +40,7 @@ def ours(
     on at once, where a plan names them. Raises ValueError for a format that no method here samples in, for an engine
     over several GPUs that the trainer refuses, in its words, and for a batch that its GPUs cannot share evenly."""
     group = group_of(question.batch)
-    method = "bf16" if precision == "bf16" else "naive" if correction == NONE else _tis(precision)
+    method = "bf16" if precision == "bf16" else _method(precision, correction)
     if {precision, precision.removesuffix(KV8)}.isdisjoint(METHODS[method].precisions):
         raise ValueError(f"{precision}: {method} does not sample in it")
     if ways > 1 and (refused := refusal(question.size, precision, ways)):
@@ -43,7 +50,7 @@ def ours(
                *(["launch.ray_address=auto"] if question.nodes > 1 else []),
                *([f"launch.tensor_parallel={ways}"] if ways > 1 else [])]  # fmt: skip
     return [
-        f"method={method}", f"precision={precision}", *([f"knobs.TIS.cap={CAP}"] if correction != NONE else []),
+        f"method={method}", f"precision={precision}", *_knobs(correction),
         *of_folder(folder), "engine=vllm", *(several if question.gpus > 1 else []),
         "trainer.device=cuda", "engine.sleep=true", f"engine.max_new_tokens={question.length}",
         f"algo.num_prompts={question.batch // group}", f"algo.group_size={group}",
@@ -52,10 +59,17 @@ def ours(
     ]  # fmt: skip
 
 
-def _tis(precision: str) -> str:
-    """The method that is truncated importance sampling in a format: with an FP8 cache the one that renews its scales,
-    as in the runs on word problems."""
+def _method(precision: str, correction: str) -> str:
+    """The method that is a correction in a format: TIS with an FP8 cache is the one that renews the cache's scales, as
+    in the runs on word problems."""
+    if correction != TIS:
+        return {NONE: "naive", ICEPOP: "icepop"}[correction]
     return "fp8_rl" if precision.endswith(KV8) and precision in METHODS["fp8_rl"].precisions else "flashrl"
+
+
+def _knobs(correction: str) -> list[str]:
+    bounds = [f"knobs.IcePop.alpha={LEAST}", f"knobs.IcePop.beta={MOST}"]
+    return {NONE: [], TIS: [f"knobs.TIS.cap={CAP}"], ICEPOP: bounds}[correction]
 
 
 def verl(question: Question, precision: str, correction: str, ways: int = 1) -> dict[str, Any]:
@@ -81,7 +95,7 @@ def verl(question: Question, precision: str, correction: str, ways: int = 1) -> 
         f"{at}tensor_model_parallel_size": ways,
         f"{at}calculate_log_probs": True,
         "algorithm.rollout_correction.rollout_is": None if correction == NONE else "token",
-        "algorithm.rollout_correction.rollout_is_threshold": CAP,
+        "algorithm.rollout_correction.rollout_is_threshold": f"{LEAST}_{MOST}" if correction == ICEPOP else CAP,
         "algorithm.rollout_correction.rollout_rs": None,
         "algorithm.rollout_correction.bypass_mode": False,
         "trainer.n_gpus_per_node": min(question.gpus, NODE),
@@ -106,7 +120,7 @@ def trl(question: Question, precision: str, correction: str, ways: int = 1) -> d
         "bf16": True,
         "vllm_importance_sampling_correction": correction != NONE,
         "vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": CAP,
-    }  # fmt: skip
+    } | (MASK if correction == ICEPOP else {})  # fmt: skip
 
 
 def _check_shared(question: Question) -> None:

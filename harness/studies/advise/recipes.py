@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from harness.foundation.did_you_mean import nearest
 from harness.studies.advise.accuracy import (
     CONTROL,
-    CORRECTIONS,
     NONE,
     STANDINGS,
     Accuracy,
@@ -16,6 +15,7 @@ from harness.studies.advise.accuracy import (
     Table,
     accuracy,
     control,
+    corrections,
 )
 from harness.studies.advise.question import Question
 from harness.studies.advise.speed import Evidence, Speed, speed
@@ -49,7 +49,7 @@ class Advice:
     tokens: tuple[int, ...]
     """Lengths of the word problems, one for each cell of an accuracy."""
     recipes: list[Recipe]
-    """BF16 rollouts and every format with every correction, by `STANDINGS` and then by speed; of equal speed with a
+    """BF16 rollouts and every format with its corrections, by `STANDINGS` and then by speed; of equal speed with a
     correction first, and those without a known speed last."""
 
     def of(self, standing: Standing) -> list[Recipe]:
@@ -58,14 +58,14 @@ class Advice:
 
 
 def advise(evidence: Evidence, table: Table, question: Question) -> Advice:
-    """Every format of the question with every correction."""
+    """Every format of the question with its corrections."""
     speeds = {name: speed(evidence, question, name) for name in question.formats}
     recipes = [
         Recipe(
             precision=name, correction=correction, speed=speeds[name],
             accuracy=accuracy(table, question, name, correction),
         )
-        for name in question.formats for correction in CORRECTIONS
+        for name in question.formats for correction in corrections(table, name)
     ]  # fmt: skip
     bf16 = Recipe(precision=CONTROL, correction=NONE, speed=speed(evidence, question, CONTROL), accuracy=control(table))
     return Advice(question=question, tokens=tuple(table.tokens.values()), recipes=sorted([bf16, *recipes], key=_place))

@@ -1,13 +1,13 @@
 // The first form: the recipes of `lowbit advise`, from the grid of answers in DATA.advice, in the same order. Its state is not in the address.
 const ADVICE = DATA.advice;
 function recipes(size, length, gpus, deploy, mismatch) {
-  const { words, formats, corrections, none, standings } = ADVICE, speeds = ADVICE.speeds[`${size} ${length} ${gpus}`], found = ADVICE.accuracies[`${deploy} ${mismatch}`];
+  const { words, formats, pairs, none, standings } = ADVICE, speeds = ADVICE.speeds[`${size} ${length} ${gpus}`], found = ADVICE.accuracies[`${deploy} ${mismatch}`];
   const row = (format, correction, [value, step, why], [standing, cells, source]) =>
     ({ format, correction, value, standing, cells: [format, correction, step, ...cells.map((i) => words[i])], evidence: `Step: ${why}. Accuracy: ${words[source]}.` });
-  const every = [row("bf16", none, [1, "1, the control", "the control"], found.at(-1)), ...formats.flatMap((format, i) => corrections.map((correction, j) => {
-    const [value, step, why] = speeds[i];
-    return row(format, correction, [value, words[step], words[why]], found[i * corrections.length + j]);
-  }))];
+  const every = [row("bf16", none, [1, "1, the control", "the control"], found.at(-1)), ...pairs.map(([format, correction], i) => {
+    const [value, step, why] = speeds[formats.indexOf(format)];
+    return row(format, correction, [value, words[step], words[why]], found[i]);
+  })];
   const place = (r) => [Object.keys(standings).indexOf(r.standing), r.value === null ? Infinity : -r.value, Number(r.correction === none)];
   const order = (a, b) => { const [x, y] = [place(a), place(b)], i = x.findIndex((value, k) => value !== y[k]); return i < 0 ? 0 : x[i] < y[i] ? -1 : 1; };
   return every.sort(order);

@@ -52,7 +52,7 @@ def test_verdicts_are_counted() -> None:
     assert scores_title([CONTROL], board("worse"), "bf16") == "No arm has a control to be compared with"
 
 
-def test_an_undecided_arm_tells_on_how_many_bases_it_is_lower() -> None:
+def test_an_arm_whose_mean_is_open_tells_on_how_many_bases_it_is_lower() -> None:
     arms = group_arms([
         result(method, precision)[0]
         for method, precision in (("bf16", "bf16"), ("naive", "int4"), ("naive", "int8"), ("flashrl", "int8"))
@@ -61,13 +61,15 @@ def test_an_undecided_arm_tells_on_how_many_bases_it_is_lower() -> None:
     rows = {arm.label: dict(row) for arm in arms}
     rows[CONTROL.label]["difference"] = math.nan
     rows["naive int8"] |= {"verdict": "cannot tell", "bases_lower": 2.0}
-    assert scores_title(arms, rows, "bf16") == "Of 3 arms: 2 equal to bf16; 1 undecided, lower on 2 of 6 bases"
+    assert scores_title(arms, rows, "bf16") == "Of 3 arms: 2 equal to bf16, 1 lower on 2 of 6 bases"
     signs = {"bases_below": 12.0, "bases": 12.0, "p_below": 0.01}
     assert scores_title(arms, rows | {"naive int8": rows["naive int8"] | signs}, "bf16") == (
-        "Of 3 arms: 2 equal to bf16; 1 undecided in the mean, below on 12 of 12 bases"
+        "Of 3 arms: 2 equal to bf16, 1 below on 12 of 12 bases"
     )
     rows["naive int4"] |= {"verdict": "cannot tell", "bases_lower": 0.0}
-    assert scores_title(arms, rows, "bf16") == "Of 3 arms: 1 equal to bf16; 2 undecided, 1 of them lower on some bases"
+    assert scores_title(arms, rows, "bf16") == "Of 3 arms: 1 equal to bf16, 1 lower on 2 of 6 bases; 1 undecided"
+    rows["naive int4"] |= {"bases_lower": 1.0}
+    assert scores_title(arms, rows, "bf16") == "Of 3 arms: 1 equal to bf16, 2 lower on some bases"
 
 
 def test_a_sweep_whose_control_has_variants_compares_each_with_its_own() -> None:

@@ -49,6 +49,7 @@ ROWS = [
     row("flashrl", "int8", 10), row("flashrl", "int8", 30, "better"),
     row("naive", "int4", 10), row("naive", "int4", 30, fell=1),
     row("flashrl", "int4", 10), row("flashrl", "int4", 30, "cannot tell", bases_lower=1),
+    row("icepop", "int4", 30),
     row("rilq", "int8", 10, "worse"), row("naive", "int8", 10, "worse", variant="rilq.RILQ"),
     row("naive", "fp8_block", 10, "worse", variant="lr=0.001"),
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.studies.advise.accuracy import accuracy, control, read_tables
+from harness.studies.advise.accuracy import accuracy, control, corrections, read_tables
 from tests.studies.advise.made import RESULTS, question, tables, write_tables
 
 
@@ -28,11 +28,17 @@ def test_the_evidence_has_its_lengths_and_the_range_of_k3_of_its_own_bases() -> 
         ("int8", "none", "lost", ("below on 6/6", "worse")),
         ("int4", "none", "lost", ("equal, falls ≤39%", "falls 1/6")),
         ("int4", "TIS", "lost", ("equal, falls ≤39%", "lower on 1/6 bases")),
+        ("int4", "IcePop", "undecided", ("not run", "equal, falls ≤39%")),
     ],
 )
 def test_each_standing_has_its_rule(precision: str, correction: str, standing: str, cells: tuple[str, ...]) -> None:
     found = accuracy(tables()["bf16"], question(), precision, correction)
     assert (found.standing, found.cells) == (standing, cells)
+
+
+def test_a_third_correction_is_asked_about_where_it_ran() -> None:
+    assert corrections(tables()["bf16"], "int4") == ["none", "TIS", "IcePop"]
+    assert corrections(tables()["bf16"], "int8") == corrections(tables()["bf16"], "nvfp4") == ["none", "TIS"]
 
 
 def test_the_deployed_policy_has_its_own_verdicts() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.studies.advise.accuracy import CORRECTIONS, accuracy, control
+from harness.studies.advise.accuracy import accuracy, control
 from harness.studies.advise.answers import GPUS, LENGTHS, MISMATCHES, SIZES, answers, write_answers
 from harness.studies.advise.question import DEPLOY, FORMATS, given_mismatch
 from harness.studies.advise.report import speed_words
@@ -38,7 +38,7 @@ def test_accuracies_are_those_of_the_question(deploy: str, k3: str) -> None:
     asked = question(deploy=deploy, mismatch={} if k3 == "not measured" else given_mismatch(k3))
     table, words = tables()[deploy], grid()["words"]
     *rows, last = grid()["accuracies"][f"{deploy} {k3}"]
-    wanted = [accuracy(table, asked, name, how) for name in FORMATS for how in CORRECTIONS]
+    wanted = [accuracy(table, asked, name, how) for name, how in grid()["pairs"]]
     for (standing, cells, source), found in zip([*rows, last], [*wanted, control(table)], strict=True):
         assert (standing, [words[cell] for cell in cells]) == (found.standing, [*found.cells, found.k3])
         assert words[source] == found.words
@@ -56,7 +56,7 @@ def test_the_grid_is_whole_and_strict(tmp_path: Path) -> None:
 def test_the_committed_grid_has_this_shape() -> None:
     committed = json.loads((RESULTS / "tables" / "advise.json").read_bytes())
     found = json.loads(json.dumps(grid()))
-    same = ("sizes", "lengths", "gpus", "deploy", "mismatches", "formats", "corrections", "none", "standings")
+    same = ("sizes", "lengths", "gpus", "deploy", "mismatches", "formats", "pairs", "none", "standings")
     assert {name: committed[name] for name in same} == {name: found[name] for name in same}
     assert set(committed["accuracies"]) == set(found["accuracies"])
     for key, row in found["speeds"].items():  # speeds rest on the committed rates in both

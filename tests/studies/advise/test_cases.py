@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.studies.advise.accuracy import CORRECTIONS, read_tables
+from harness.studies.advise.accuracy import corrections, read_tables
 from harness.studies.advise.cases import CASES, page, write
 from harness.studies.advise.question import DEPLOY, FORMATS
 from tests.studies.advise.made import RESULTS, evidence
@@ -15,7 +15,9 @@ def test_the_committed_page_is_made_again(tmp_path: Path) -> None:
     committed = (RESULTS / "tables" / "advise.md").read_text(encoding="utf-8")
     assert text == committed
     rows = [line for line in committed.splitlines() if line.startswith("| ")]
-    assert len(rows) == 1 + len(CASES) + len(DEPLOY) * (2 + len(FORMATS) * len(CORRECTIONS))
+    pairs = sum(len(corrections(read_tables(RESULTS)["bf16"], name)) for name in FORMATS)
+    assert len(rows) == 1 + len(CASES) + len(DEPLOY) * (2 + pairs)
+    assert committed.count("| int4 | IcePop |") == len(DEPLOY)
     assert all(f"| {size}, {length} tokens, {gpus} GPU" in committed for size, length, gpus in CASES)
     path = write(text, tmp_path)
     assert path.name == "advise.md" and path.read_text(encoding="utf-8") == committed

@@ -15,7 +15,7 @@ from harness.config.resolve import resolve
 from harness.engines.vllm.builds import BUILDS
 from harness.run.checks import check_launch
 from harness.start.prepare import start_of
-from harness.studies.advise.configurations import CAP, group_of, ours, trl, verl
+from harness.studies.advise.configurations import CAP, LEAST, MOST, group_of, ours, trl, verl
 from harness.trainers.verl.data import lay_out
 from harness.trainers.verl.settings import verl_settings
 from tests.source_tree import ROOT
@@ -27,7 +27,7 @@ from tests.toy import SMALL, small_launch
 @pytest.mark.parametrize(
     ("precision", "correction", "method"),
     [("bf16", "none", "bf16"), ("fp8_block", "none", "naive"), ("fp8_block+kv8", "TIS", "fp8_rl"),
-     ("int8", "TIS", "flashrl"), ("int4", "none", "naive"), ("nvfp4", "TIS", "flashrl"),
+     ("int8", "TIS", "flashrl"), ("int4", "none", "naive"), ("int4", "IcePop", "icepop"), ("nvfp4", "TIS", "flashrl"),
      ("fp8_block+kv8", "none", "naive"), ("int8+kv8", "TIS", "flashrl"), ("bf16+kv8", "TIS", "fp8_rl")],
 )  # fmt: skip
 @pytest.mark.parametrize("gpus", [1, 16])
@@ -43,7 +43,10 @@ def test_our_words_are_a_run_of_the_recipe(
     assert config.engine.sleep and config.trainer.device == "cuda"
     assert config.trainer.name == ("local" if gpus == 1 else "verl")
     assert launch == ({} if gpus == 1 else {"gpus": 8, "nodes": 2, "ray_address": "auto"})
-    assert config.knobs.get("TIS", {}).get("cap") == (CAP if correction == "TIS" else None)
+    bounds = {"TIS": {"cap": CAP}, "IcePop": {"alpha": LEAST, "beta": MOST}}
+    for part, knobs in bounds.items():
+        held = config.knobs.get(part, {})
+        assert {name: held.get(name) for name in knobs} == (knobs if part == correction else dict.fromkeys(knobs))
 
 
 def test_a_format_that_no_method_samples_in_is_refused() -> None:
@@ -67,6 +70,18 @@ def test_verl_takes_the_settings_of_a_recipe() -> None:
     for precision in ("int8", "int4", "nvfp4"):
         with pytest.raises(ValueError, match=f"takes fp8 and torchao, not {precision}; our trainer=verl does it"):
             verl(question(), precision, "TIS")
+
+
+def test_icepop_is_what_our_oracles_give_verl_and_trl() -> None:
+    """The bounds in their words, as tests/oracles/make_verl.py and make_trl.py take them."""
+    settings = verl(question(), "fp8_block", "IcePop")
+    at = "algorithm.rollout_correction.rollout_is"
+    assert (settings[at], settings[f"{at}_threshold"]) == ("token", "0.5_5.0")
+    arguments = trl(question(), "bf16", "IcePop")
+    at = "vllm_importance_sampling"
+    assert [arguments[f"{at}_{name}"] for name in ("correction", "mode", "clip_max", "clip_min")] == [
+        True, "token_mask", 5.0, 0.5,
+    ]  # fmt: skip
 
 
 def test_verl_gets_the_cache_that_our_trainer_writes_and_no_recipe_that_renews_its_scales(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.studies.advise.made import evidence, question, tables
 def test_every_recipe_once_by_standing_then_by_speed() -> None:
     found = advise(evidence(), tables()["bf16"], question(gpus=8))
     assert sorted((r.precision, r.correction) for r in found.recipes) == sorted(
-        [("bf16", "none"), *((name, how) for name in FORMATS for how in ("none", "TIS"))]
+        [("bf16", "none"), ("int4", "IcePop"), *((name, how) for name in FORMATS for how in ("none", "TIS"))]
     )
     assert [r for name in STANDINGS for r in found.of(name)] == found.recipes and found.tokens == (240, 740)
     for name in STANDINGS:
@@ -37,6 +37,7 @@ def test_of_equal_speed_the_corrected_is_first_and_unknown_speeds_come_last() ->
 def test_a_recipe_by_its_name() -> None:
     found = advise(evidence(), tables()["bf16"], question(gpus=8))
     assert (named(found, "int8").correction, named(found, "int8:TIS").correction) == ("none", "TIS")
+    assert named(found, "int4:IcePop").name == "int4 with IcePop"
     assert named(found, "bf16").is_control
     with pytest.raises(ValueError, match=r"--config int8:tis: unknown; nearest: int8, int8:TIS"):
         named(found, "int8:tis")
