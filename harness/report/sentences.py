@@ -138,6 +138,21 @@ def num_lower(row: Mapping[str, Any], prefix: str = "") -> str:
     return f"{lower:.0f} of {row[f'{prefix}bases']:.0f}" if is_open else ""
 
 
+def on_bases(row: Mapping[str, Any], prefix: str = "") -> str:
+    """Single bases on which an undecided arm loses, "lower on 2 of 5 bases" or "below on 12 of 12 bases, by 0.03 on 2";
+    empty where none does."""
+    below, lower = num_below(row, prefix), num_lower(row, prefix)
+    if below:
+        return f"below on {below} bases" + f", by {DELTA:g} on {lower.partition(' ')[0]}" * bool(lower)
+    return f"lower on {lower} bases" if lower else ""
+
+
+def shown_verdict(row: Mapping[str, Any], prefix: str = "") -> str:
+    """A row's verdict; where the mean is open and single bases show a loss, that first."""
+    found = on_bases(row, prefix)
+    return f"{found}, the mean open" if found else str(row[f"{prefix}verdict"])
+
+
 def _open(row: dict[str, Any]) -> str:
     """Words for a format whose mean loss is not decided: where the sign test says so, that it loses on most bases."""
     below = num_below(row)

@@ -23,7 +23,7 @@ from harness.report import collapse_times, failures, task_scores
 from harness.report.leaderboard import Board
 from harness.report.plots.profiles import improvements
 from harness.report.scores import components
-from harness.report.sentences import findings, num_below, num_lower, three_sentences
+from harness.report.sentences import findings, num_below, num_lower, shown_verdict, three_sentences
 from methods import METHODS
 
 Row = Mapping[str, Any]
@@ -298,16 +298,9 @@ def difference_cell(prefix: str = "") -> Callable[[Row], str]:
 
 def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:
     """A verdict as tables print it: with the seeds that are missing; "equal" has its bound on collapse."""
-    words, more = str(row[f"{prefix}verdict"]), row[f"{prefix}further_seeds"]
+    words, more = shown_verdict(row, prefix), row[f"{prefix}further_seeds"]
     if words == "equal":
         words += f" (collapse {row[f'{prefix}collapse']})"
-    below, lower = num_below(row, prefix), num_lower(row, prefix)
-    if below:
-        words = f"below on {below} bases" + f", by {stats.DELTA:g} on {lower.partition(' ')[0]}" * bool(lower)
-    elif lower:
-        words = f"lower on {lower} bases"
-    if below or lower:
-        words += ", the mean open"
     return f"{words} {stats.further(more)}".rstrip()
 
 

@@ -12,7 +12,7 @@ from harness.records.arms import Arm
 from harness.records.stats import COLLAPSES, MIN_SEEDS
 from harness.records.sweep_file import BASELINES
 from harness.report.plots.bands import Band
-from harness.report.sentences import num_below, num_lower
+from harness.report.sentences import on_bases
 
 BASELINE = BASELINES[-1]
 COLUMNS = {"reference": ("difference", "verdict"), "rollout": ("deployed_difference", "deployed_verdict")}
@@ -58,19 +58,13 @@ def scores_title(arms: Sequence[Arm], board: Mapping[str, Any], control: str) ->
         f"worse than {control}": sum(row["verdict"] == "worse" for row in rows),
         "with runs that collapse": sum(str(row["verdict"]).startswith(COLLAPSES) for row in rows),
     }
-    on_bases = [words for row in rows if (words := _on_bases(row))]
-    said[on_bases[0] if len(on_bases) == 1 else "lower on some bases"] = len(on_bases)
+    single = [words for row in rows if (words := on_bases(row))]
+    said[single[0] if len(single) == 1 else "lower on some bases"] = len(single)
     clear = ", ".join(f"{count} {words}" for words, count in said.items() if count)
     left = len(rows) - sum(said.values())
     arms_compared = "1 arm" if len(rows) == 1 else f"{len(rows)} arms"
     undecided = f"; {left} undecided" if left and clear else ""
     return f"Of {arms_compared}: {clear or 'none decided'}{undecided}"
-
-
-def _on_bases(row: Mapping[str, Any]) -> str:
-    """On how many single bases an arm is lower, or below its control, whose mean is open; empty for other arms."""
-    below, lower = num_below(row), num_lower(row)
-    return f"below on {below} bases" if below else f"lower on {lower} bases" if lower else ""
 
 
 def largest_title(bands: Mapping[str, Band], *, words: str, control: str) -> str:

@@ -35,6 +35,7 @@ DIGITS = 4
 def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResult]]:
     """(what the page says of a sweep, its readable results); without any the problems alone."""
     from harness.report.leaderboard import leaderboard
+    from harness.report.sentences import shown_verdict
     from harness.report.tables import setup_lines
 
     runs, problems = runs_of(results, sweep)
@@ -49,7 +50,7 @@ def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResu
         "setup": setup_lines(runs),
         "problems": short_problems(problems),
         "columns": [*WORDS, "further", *FLAGS, "seeds", "n", *NUMBERS, *(f"{name}_ends" for name in ENDS)],
-        "rows": [_row(row) for row in rows],
+        "rows": [_row({**row, "verdict": shown_verdict(row)}) for row in rows],
         "figures": [f"../figures/{sweep}/{path.name}" for path in figures],
         "comparisons": [
             {"title": c.title, "group": c.group, "methods": c.methods, "precision": c.precision, "context": c.context,

@@ -64,7 +64,7 @@ def test_an_arm_whose_mean_is_open_tells_on_how_many_bases_it_is_lower() -> None
     assert scores_title(arms, rows, "bf16") == "Of 3 arms: 2 equal to bf16, 1 lower on 2 of 6 bases"
     signs = {"bases_below": 12.0, "bases": 12.0, "p_below": 0.01}
     assert scores_title(arms, rows | {"naive int8": rows["naive int8"] | signs}, "bf16") == (
-        "Of 3 arms: 2 equal to bf16, 1 below on 12 of 12 bases"
+        "Of 3 arms: 2 equal to bf16, 1 below on 12 of 12 bases, by 0.03 on 2"
     )
     rows["naive int4"] |= {"verdict": "cannot tell", "bases_lower": 0.0}
     assert scores_title(arms, rows, "bf16") == "Of 3 arms: 1 equal to bf16, 1 lower on 2 of 6 bases; 1 undecided"

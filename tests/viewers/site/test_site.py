@@ -349,6 +349,16 @@ def test_arms_that_collapse_come_last(tmp_path: Path) -> None:
     assert [row[0] for row in cells(dom(tmp_path, "#sweep=duel&sort=auc"))][-1] != "naive int4"
 
 
+def test_a_row_whose_mean_is_open_says_on_which_bases_it_loses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs = factory.replicated({0: 0, 1: 20, 2: 9, 3: 25})
+    monkeypatch.setattr(board, "runs_of", lambda *_: (runs, []))
+    entry, _ = board.sweep_entry(tmp_path, "replicated")
+    rows = [dict(zip(entry["columns"], row, strict=True)) for row in entry["rows"]]
+    assert {row["arm"]: row["verdict"] for row in rows} == {
+        "bf16 bf16": "control", "naive int8": "lower on 3 of 4 bases, the mean open",
+    }  # fmt: skip
+
+
 def test_long_groups_of_comparisons_are_closed_and_short_ones_open(results: Path) -> None:
     groups = Counter(comparison["group"] for comparison in page_data(results)["sweeps"][0]["comparisons"])
     text = dom(results, "#sweep=duel").partition('id="comparison-list"')[2].partition("</section>")[0]
