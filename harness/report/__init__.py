@@ -7,6 +7,7 @@ collapse_times.py  when runs collapse, with a log-rank test against the control
 failures.py      share of the answers by their first mistake
 task_scores.py   scores of the runs' evaluations on other tasks
 main_table.py    the table of a sweep for a README
+verdicts.py      verdicts in words, and what single bases show where the mean is open
 sentences.py     findings of a sweep in words
 figures.py       the figures of a sweep
 plots/           styles, curves, differences and profiles that figures are drawn from

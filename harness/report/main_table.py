@@ -17,7 +17,8 @@ from harness.records.arms import rank
 from harness.records.run_result import RunResult
 from harness.records.sweep_file import BASELINES, ENDPOINTS
 from harness.report.leaderboard import board_of, contrasts_of
-from harness.report.tables import MARKS, difference_cell, interval_cell, verdict_words
+from harness.report.tables import MARKS, difference_cell, interval_cell
+from harness.report.verdicts import BELOW, LOWER, legends, verdict_words
 from methods import METHODS
 
 Row = Mapping[str, Any]
@@ -59,7 +60,8 @@ def main_table(
     used += [f"{len(every) - len(board)} arms with fewer than {stats.MIN_SEEDS} seeds are left out"] * (
         len(board) < len(every)
     )
-    return "\n".join([*lines, READING.format(control=control, baseline=baseline), *(f"{m}." for m in used)]) + "\n"
+    reading = [READING.format(control=control, baseline=baseline), *legends([*board, *against.values()], BELOW, LOWER)]
+    return "\n".join([*lines, *reading, *(f"{m}." for m in used)]) + "\n"
 
 
 def _order(row: Row) -> tuple[bool, int, tuple[int, str], str]:

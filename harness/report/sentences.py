@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
@@ -12,10 +12,8 @@ import pandas as pd
 from harness.records.stats import DELTA, MIN_SEEDS
 from harness.records.stats.outcomes import COLLAPSES
 from harness.records.sweep_file import BASELINES, Expectation
+from harness.report.verdicts import loss_on_bases, num_below
 from methods import METHODS
-
-SIGN_LEVEL = 0.05
-"""Level of the sign test over bases, times the arms of a context."""
 
 EXPECTED_WITHIN = 0.05
 """Scores that are expected to be close are at most this far apart."""
@@ -96,7 +94,7 @@ def _none_lost(rows: pd.DataFrame, baseline: str, where: str) -> str:
     usual = " at the usual settings" if lost else ""
     beside = f"; at others {_list(lost)} {'does' if len(lost) == 1 else 'do'}" if lost else ""
     first = "Where runs do not collapse, no" if any(row["verdict"].startswith(COLLAPSES) for row in bare) else "No"
-    mean = " on average over bases" if any(row.get("bases_lower", 0) > 0 for row in bare) else ""
+    mean = " on average over bases" if any(row.get("bases_lower", 0) > 0 or num_below(row) for row in bare) else ""
     return f"{first} rollout format without a correction is shown to lose accuracy{mean}{where}{usual}{beside}."
 
 
@@ -119,40 +117,10 @@ def _lower_on(row: dict[str, Any]) -> str:
     return f" (it loses {by} on {row['bases_lower']:.0f} of {row['bases']:.0f} bases)"
 
 
-def num_below(row: Mapping[str, Any], prefix: str = "") -> str:
-    """The single bases on which an undecided arm is below its control, "12 of 12"; empty where the sign test does not
-    say at 5 % that it is below on most."""
-    below, p = row.get(f"{prefix}bases_below", 0), row.get(f"{prefix}p_below", 1.0)
-    is_open = row[f"{prefix}verdict"] == "cannot tell" and p <= SIGN_LEVEL and 2 * below > row[f"{prefix}bases"]
-    return f"{below:.0f} of {row[f'{prefix}bases']:.0f}" if is_open else ""
-
-
-def num_lower(row: Mapping[str, Any], prefix: str = "") -> str:
-    """The single bases on which an undecided arm is lower, "2 of 5"; empty where there are none."""
-    lower = row.get(f"{prefix}bases_lower", 0)
-    is_open = row[f"{prefix}verdict"] == "cannot tell" and lower > 0
-    return f"{lower:.0f} of {row[f'{prefix}bases']:.0f}" if is_open else ""
-
-
-def on_bases(row: Mapping[str, Any], prefix: str = "") -> str:
-    """Single bases on which an undecided arm loses, "lower on 2 of 5 bases" or "below on 12 of 12 bases, by 0.03 on 2";
-    empty where none does."""
-    below, lower = num_below(row, prefix), num_lower(row, prefix)
-    if below:
-        return f"below on {below} bases" + f", by {DELTA:g} on {lower.partition(' ')[0]}" * bool(lower)
-    return f"lower on {lower} bases" if lower else ""
-
-
-def shown_verdict(row: Mapping[str, Any], prefix: str = "") -> str:
-    """A row's verdict; where the mean is open and single bases show a loss, that first."""
-    found = on_bases(row, prefix)
-    return f"{found}, the mean open" if found else str(row[f"{prefix}verdict"])
-
-
 def _open(row: dict[str, Any]) -> str:
     """Words for a format whose mean loss is not decided: where the sign test says so, that it loses on most bases."""
     below = num_below(row)
-    said = f"is below its control on {below} bases{_lower_on(row)} and its mean loss is undecided"
+    said = f"is below its control on {below} of {row['bases']:.0f} bases{_lower_on(row)} and its mean loss is undecided"
     return said if below else f"is undecided{_lower_on(row)}"
 
 
@@ -179,8 +147,8 @@ def _free(bare: Sequence[dict[str, Any]]) -> list[str]:
     """The uncorrected formats that cost nothing that matters, show no cost, or whose loss is not decided."""
     equal = [spelled(row["precision"]) for row in bare if row["verdict"] == "equal"]
     open_rows = [row for row in bare if row["verdict"] == "cannot tell"]
-    on_bases = [row for row in open_rows if num_below(row) or (row["difference"] <= -DELTA and _lower_on(row))]
-    others = [row for row in open_rows if row not in on_bases]
+    single = [row for row in open_rows if loss_on_bases(row)]
+    others = [row for row in open_rows if row not in single]
     unseen = [spelled(row["precision"]) for row in others if row["difference"] > -DELTA]
     undecided = [
         f"{spelled(row['precision'])} ({row['difference']:+.2f})" for row in others if row["difference"] <= -DELTA
@@ -188,7 +156,7 @@ def _free(bare: Sequence[dict[str, Any]]) -> list[str]:
     said = [f"{_list(equal)} cost at most {DELTA:g}"] if equal else []
     said += [f"{_list(unseen)} cost nothing that can be seen with these seeds"] if unseen else []
     said += [f"{_list(undecided)} {'is' if len(undecided) == 1 else 'are'} undecided"] if undecided else []
-    said += [f"{spelled(row['precision'])} {_open(row)}" for row in on_bases]
+    said += [f"{spelled(row['precision'])} {_open(row)}" for row in single]
     return [f"{'; '.join(said)}."] if said else []
 
 

@@ -23,14 +23,23 @@ from harness.report import collapse_times, failures, task_scores
 from harness.report.leaderboard import Board
 from harness.report.plots.profiles import improvements
 from harness.report.scores import components
-from harness.report.sentences import findings, num_below, num_lower, shown_verdict, three_sentences
+from harness.report.sentences import findings, three_sentences
+from harness.report.verdicts import (
+    BELOW,
+    BELOW_ON,
+    LOWER,
+    LOWER_ON,
+    PREFIXES,
+    VERDICT_WIDTH,
+    legends,
+    short_verdict,
+    verdict_words,
+)
 from methods import METHODS
 
 Row = Mapping[str, Any]
 WIDTH = 100
 """Columns of a terminal that a table must fit."""
-VERDICT_WIDTH = 19
-"""Those of a verdict in it."""
 ENGINE_NOTES = {
     "embedded": "Embedded engine: rollouts run in torch with emulated formats. What carries over to large models is "
     "how formats and corrections act on learning. What does not: absolute numbers, the order of fp8 and int8, and "
@@ -65,16 +74,6 @@ READING = (
     "Ranked by: the endpoint that orders the arms of a format. Max k3: the largest mismatch of sampler and trainer in "
     "a step of any run, nats a token. Raw ESS: the share of tokens that importance weights without a bound leave in "
     "effect, the median of steps and runs. Entropy: the trainer's, mean of the last five steps.",
-)
-BELOW = (
-    "Below on x of n bases, the mean open: an exact sign test over bases says, at 5 % over all arms of "
-    "the setting, that the arm is below its control on most bases. A few far larger losses, which widen the interval "
-    "of the mean, do not weaken this test. By 0.03 on y: on so many single bases a loss as large is shown."
-)
-LOWER = (
-    f"Lower on x of n bases, the mean open: on so many single bases a loss of {stats.DELTA:g} and more is shown (see "
-    "base by base), so the arm does not keep the accuracy on every base. What it loses on average over bases cannot be "
-    "told."
 )
 TASKS = (
     "After the last step at which the task was asked. avg@k: share of right samples; pass@k: chance that k samples "
@@ -155,9 +154,8 @@ def markdown(board: Board, sweep: str, expectations: Sequence[Expectation] = ())
         labels = arm_labels(results)
         lines = [f"- {labels[run.run_id]}, seed {run.seed}: {run.status}, {run.reason} (`{run.run_id}`)" for run in bad]
         blocks += ["## Runs that did not finish", "\n".join(lines)]
-    sides = [(row, prefix) for row in table.to_dict("records") for prefix in ("", "deployed_")]
-    told = [BELOW] * any(num_below(*side) for side in sides)
-    told += [LOWER] * any(num_lower(*side) and not num_below(*side) for side in sides)
+    shown = [row for rows in (table, *board.against.values()) for row in rows.to_dict("records")]
+    told = legends(shown, BELOW, LOWER)
     reading = "\n".join(f"- {line}" for line in [*READING, *told, *_marks(table, "`{}`")])
     return "\n\n".join([*blocks, "## How to read it", reading]) + "\n"
 
@@ -221,10 +219,9 @@ def render_terminal(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> str:
                 name = ""
             cells = [show(row)[:size].ljust(size) for _, size, show in columns]
             lines.append(" ".join([name.ljust(width), *cells]).rstrip())
-    sides = [(row, prefix) for row in board.to_dict("records") for prefix in ("", "deployed_")]
-    told = [BELOW_ON] * any(num_below(*side) for side in sides)
-    told += [LOWER_ON] * any(num_lower(*side) and not num_below(*side) for side in sides)
-    told += [NO_CONTROL] * any(row[f"{prefix}verdict"] == "no control" for row, prefix in sides)
+    rows = board.to_dict("records")
+    told = legends(rows, BELOW_ON, LOWER_ON)
+    told += [NO_CONTROL] * any(row[f"{prefix}verdict"] == "no control" for row in rows for prefix in PREFIXES)
     lines += ["", _control_line(board), *LEGEND, *told, *_marks(board), ""]
     lines += [part for said in three_sentences(board, baseline) for part in wrap(said, WIDTH)]
     return "\n".join(lines).strip("\n")
@@ -296,35 +293,8 @@ def difference_cell(prefix: str = "") -> Callable[[Row], str]:
     return lambda row: with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], "+.3f", "+.2f")
 
 
-def verdict_words(row: Mapping[str, Any], prefix: str = "") -> str:
-    """A verdict as tables print it: with the seeds that are missing; "equal" has its bound on collapse."""
-    words, more = shown_verdict(row, prefix), row[f"{prefix}further_seeds"]
-    if words == "equal":
-        words += f" (collapse {row[f'{prefix}collapse']})"
-    return f"{words} {stats.further(more)}".rstrip()
-
-
 def _verdict(prefix: str = "") -> Callable[[Row], str]:
     return lambda row: verdict_words(row, prefix)
-
-
-def short_verdict(prefix: str = "") -> Callable[[Row], str]:
-    """A verdict in at most `VERDICT_WIDTH` columns, for a terminal."""
-
-    def show(row: Row) -> str:
-        words, bound = row[f"{prefix}verdict"], row[f"{prefix}collapse_high"]
-        if words == "equal":
-            return f"equal, falls ≤{bound:.0%}"
-        if words.startswith(stats.COLLAPSES):
-            return words.replace(f"{stats.COLLAPSES} in ", "falls ").replace(" of ", "/").replace("else ", "")
-        if below := num_below(row, prefix):
-            return f"below on {below}".replace(" of ", "/")
-        if lower := num_lower(row, prefix):
-            words = f"lower on {lower} bases".replace(" of ", "/")
-            return words if len(words) <= VERDICT_WIDTH else words.removesuffix(" bases")
-        return verdict_words(row, prefix)
-
-    return show
 
 
 def _seeds(row: Row) -> str:
@@ -433,8 +403,6 @@ _DEPLOYED_COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("verdict", VERDICT_WIDTH, short_verdict("deployed_")),
 )
 """(heading, columns, cell)."""
-BELOW_ON = "below on x/n: the mean is open, but on so many bases it is below its control (sign test at 5 %, all arms)."
-LOWER_ON = "lower on x/n bases: the mean is open, but on so many single ones it is lower by 0.03 and more."
 NO_CONTROL = "no control: no run of the control has these settings on one of the arm's bases."
 LEGEND = (
     "AUC: mean accuracy of the evaluations after step 0.  BF16 policy: the trained weights answer without",

@@ -74,7 +74,7 @@ def differences(arms: Sequence[Arm], board: dict[str, Any], control: str) -> Fig
         for name, (colour, marker, fill) in zip(contexts, cycle(CONTEXTS))
     ]
     handles = [Line2D([], [], linewidth=1.0, markersize=3.6, **look) for look in looks]
-    faded = Line2D([], [], color=INK, alpha=FADED, marker="o", linewidth=1.0, markersize=3.6, label="undecided")
+    faded = Line2D([], [], color=INK, alpha=FADED, marker="o", linewidth=1.0, markersize=3.6, label="mean undecided")
     above_panels(figure, [*handles, faded], len(handles) + 1, scores_title(arms, board, control))
     return figure
 

@@ -12,21 +12,22 @@ from harness.records.arms import Arm
 from harness.records.stats import COLLAPSES, MIN_SEEDS
 from harness.records.sweep_file import BASELINES
 from harness.report.plots.bands import Band
-from harness.report.sentences import on_bases
+from harness.report.verdicts import loss_on_bases
 
 BASELINE = BASELINES[-1]
-COLUMNS = {"reference": ("difference", "verdict"), "rollout": ("deployed_difference", "deployed_verdict")}
-"""Site of an evaluation -> the leaderboard's columns of the difference from the control and of its verdict."""
+ENDPOINTS = {"reference": "", "rollout": "deployed_"}
+"""Site of an evaluation -> prefix of the leaderboard's columns."""
 
 
 def panel_title(precision: str, arms: Iterable[Arm], *, board: Mapping[str, Any], site: str) -> str:
     """A panel's precision, and below it what the uncorrected arm loses; the precision alone where none was compared."""
-    difference, verdict = COLUMNS[site]
+    prefix = ENDPOINTS[site]
+    difference = f"{prefix}difference"
     for arm in arms:
         row = board.get(arm.label)
         if arm.method == BASELINE and not arm.variant and row is not None and not math.isnan(row[difference]):
-            falls = str(row[verdict]).replace(f"{COLLAPSES} in", "falls").replace(" of ", "/")
-            word = "1 seed" if row["seeds"] == 1 else falls
+            said = loss_on_bases(row, prefix) or str(row[f"{prefix}verdict"]).replace(f"{COLLAPSES} in", "falls")
+            word = "1 seed" if row["seeds"] == 1 else said.replace(" of ", "/")
             return f"{precision}\n{BASELINE} {row[difference]:+.2f}: {word}"
     return precision
 
@@ -58,8 +59,8 @@ def scores_title(arms: Sequence[Arm], board: Mapping[str, Any], control: str) ->
         f"worse than {control}": sum(row["verdict"] == "worse" for row in rows),
         "with runs that collapse": sum(str(row["verdict"]).startswith(COLLAPSES) for row in rows),
     }
-    single = [words for row in rows if (words := on_bases(row))]
-    said[single[0] if len(single) == 1 else "lower on some bases"] = len(single)
+    single = [words for row in rows if (words := loss_on_bases(row))]
+    said[single[0] if len(single) == 1 else "lower or below on some bases"] = len(single)
     clear = ", ".join(f"{count} {words}" for words, count in said.items() if count)
     left = len(rows) - sum(said.values())
     arms_compared = "1 arm" if len(rows) == 1 else f"{len(rows)} arms"

@@ -15,14 +15,14 @@ import pandas as pd
 
 from harness.foundation.span import span
 from harness.records.paths import tables_folder
-from harness.report.sentences import num_below, num_lower
-from harness.report.tables import difference_cell, short_verdict
+from harness.report.tables import difference_cell
+from harness.report.verdicts import loss_on_bases, short_verdict
 from harness.studies.advise.question import Mismatch, Question
 
 SWEEP, MISMATCH, TASK, KERNELS = "main_wordmath", "mismatch", "wordmath", "vllm"
 NONE, TIS, ICEPOP = "none", "TIS", "IcePop"
 """Corrections: none, truncated importance sampling, and the two-sided mask of IcePop."""
-METHODS = {NONE: ("naive",), TIS: ("flashrl", "fp8_rl"), ICEPOP: ("icepop",)}
+METHODS_OF = {NONE: ("naive",), TIS: ("flashrl", "fp8_rl"), ICEPOP: ("icepop",)}
 """Correction -> the methods of the table that are it. `fp8_rl` is TIS where the cache is in FP8, too, and measures the
 cache's scales anew at every push."""
 CONTROL = "bf16"
@@ -102,8 +102,8 @@ def read_tables(results: Path) -> dict[str, Table]:
 
 def corrections(table: Table, precision: str) -> list[str]:
     """Corrections of a format: none, TIS, and IcePop where it ran with it."""
-    ran = {correction for correction in METHODS for n in table.tokens if _row(table, precision, correction, n)}
-    return [correction for correction in METHODS if correction in {NONE, TIS} | ran]
+    ran = {correction for correction in METHODS_OF for n in table.tokens if _row(table, precision, correction, n)}
+    return [correction for correction in METHODS_OF if correction in {NONE, TIS} | ran]
 
 
 def accuracy(table: Table, question: Question, precision: str, correction: str) -> Accuracy:
@@ -132,7 +132,7 @@ def control(table: Table) -> Accuracy:
 
 
 def _row(table: Table, precision: str, correction: str, n: int) -> Mapping[str, Any] | None:
-    rows = (table.rows.get((method, precision, n)) for method in METHODS[correction])
+    rows = (table.rows.get((method, precision, n)) for method in METHODS_OF[correction])
     return next((row for row in rows if row is not None), None)
 
 
@@ -149,9 +149,9 @@ def _standing(
 
 
 def _is_lost(row: Mapping[str, Any], prefix: str) -> bool:
-    """Did a run collapse, or is a loss shown, in the mean, on most bases or on one?"""
+    """Did a run collapse, or is a loss shown, in the mean or, where that is open, on most bases or on single ones?"""
     has_fallen = row[f"{prefix}collapse_low"] > 0
-    return bool(has_fallen or row[f"{prefix}verdict"] == "worse" or num_below(row, prefix) or num_lower(row, prefix))
+    return bool(has_fallen or row[f"{prefix}verdict"] == "worse" or loss_on_bases(row, prefix))
 
 
 def _explained(row: Mapping[str, Any] | None, prefix: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.config.load import of_folder
 from harness.engines.vllm.builds import CUDA
-from harness.studies.advise.accuracy import ICEPOP, NONE, TIS
+from harness.studies.advise.accuracy import ICEPOP, METHODS_OF, NONE, TIS
 from harness.studies.advise.question import Question
 from harness.studies.capacity.host import NODE
 from harness.studies.capacity.place import refusal
@@ -19,11 +19,6 @@ CAP = 2.0
 """Largest weight of truncated importance sampling, as in the runs on word problems."""
 LEAST, MOST = 0.5, 5.0
 """Weights that IcePop keeps, as there; a token outside has none."""
-MASK = {
-    "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": MOST,
-    "vllm_importance_sampling_clip_min": LEAST,
-}  # fmt: skip
-"""TRL's arguments for IcePop."""
 GROUP = 8
 """Answers to a prompt, where the batch divides by it."""
 KV8, FP8_CACHE = "+kv8", "e4m3_kv"
@@ -62,9 +57,8 @@ def ours(
 def _method(precision: str, correction: str) -> str:
     """The method that is a correction in a format: TIS with an FP8 cache is the one that renews the cache's scales, as
     in the runs on word problems."""
-    if correction != TIS:
-        return {NONE: "naive", ICEPOP: "icepop"}[correction]
-    return "fp8_rl" if precision.endswith(KV8) and precision in METHODS["fp8_rl"].precisions else "flashrl"
+    renews_scales = correction == TIS and precision.endswith(KV8) and precision in METHODS["fp8_rl"].precisions
+    return "fp8_rl" if renews_scales else METHODS_OF[correction][0]
 
 
 def _knobs(correction: str) -> list[str]:
@@ -79,7 +73,7 @@ def verl(question: Question, precision: str, correction: str, ways: int = 1) -> 
     base, is_kv8 = precision.removesuffix(KV8), precision.endswith(KV8)
     if base not in ("bf16", VERL_FP8):
         raise ValueError(f"its rollout.quantization takes fp8 and torchao, not {base}; our trainer=verl does it")
-    if is_kv8 and correction != NONE:
+    if is_kv8 and correction == TIS:
         raise ValueError(
             "its engine keeps the scales of an FP8 cache at 1, and this recipe renews them at every push; our "
             "trainer=verl does it"
@@ -120,7 +114,7 @@ def trl(question: Question, precision: str, correction: str, ways: int = 1) -> d
         "bf16": True,
         "vllm_importance_sampling_correction": correction != NONE,
         "vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": CAP,
-    } | (MASK if correction == ICEPOP else {})  # fmt: skip
+    }  # fmt: skip
 
 
 def _check_shared(question: Question) -> None:

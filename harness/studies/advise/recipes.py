@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from harness.foundation.did_you_mean import nearest
 from harness.studies.advise.accuracy import (
     CONTROL,
+    METHODS_OF,
     NONE,
     STANDINGS,
     Accuracy,
@@ -78,8 +79,14 @@ def _place(recipe: Recipe) -> tuple[int, float, bool]:
 
 
 def named(advice: Advice, words: str) -> Recipe:
-    """The recipe called `words`: a format, or format:correction. Raises ValueError with the nearest names."""
+    """The recipe called `words`: a format, or format:correction. Raises ValueError with the nearest names, and for a
+    correction that did not run in the format."""
     every = {f"{r.precision}:{r.correction}".removesuffix(f":{NONE}"): r for r in advice.recipes}
-    if words not in every:
+    precision, _, correction = words.partition(":")
+    name = words.removesuffix(f":{NONE}")
+    if name not in every and precision in every and correction in METHODS_OF:
+        ran = ", ".join(r.precision for r in advice.recipes if r.correction == correction)
+        raise ValueError(f"--config {words}: {correction} did not run in {precision}; it ran in {ran}")
+    if name not in every:
         raise ValueError(f"--config {words}: unknown; {nearest(words, every)}")
-    return every[words]
+    return every[name]

@@ -15,6 +15,7 @@ from harness.records.looks import level_of
 from harness.records.paths import figures_folder, runs_folder, tables_folder
 from harness.records.run_result import RunResult, read_series
 from harness.records.sweep_file import Purpose, purpose
+from harness.report.verdicts import shown_verdict
 from harness.studies.search.tags import trial_tags
 from harness.viewers.mlflow import links
 from harness.viewers.mlflow.store import KEY, outages, runs_of
@@ -138,7 +139,7 @@ def _write_arm(
     if not has_curves:
         log_points(client, run_id, arm_curves(runs, folder))
     tags |= facts.setting_tags(run) | {
-        "arm": row["arm"], "variant": row["variant"], "context": row["context"], "verdict": row["verdict"],
+        "arm": row["arm"], "variant": row["variant"], "context": row["context"], "verdict": shown_verdict(row),
         "status": row["status"], "control": row["control"], "seeds": str(row["seeds"]),
         "is_preliminary": str(row["is_preliminary"]).lower(), "is_draft": str(row["is_draft"]).lower(),
         "commit": run.commit or "", "mlflow.note.content": arm_words(row),
@@ -199,7 +200,7 @@ def arm_words(row: Row) -> str:
             f" Against {row['control']}: {row['difference']:+.3f} [{row['difference_low']:+.3f}, "
             f"{row['difference_high']:+.3f}] over {row['pairs']} pairs."
         )
-    return f"{words} Verdict: {row['verdict']}."
+    return f"{words} Verdict: {shown_verdict(row)}."
 
 
 def _rename_cells(

@@ -35,8 +35,8 @@ DIGITS = 4
 def sweep_entry(results: Path, sweep: str) -> tuple[dict[str, Any], list[RunResult]]:
     """(what the page says of a sweep, its readable results); without any the problems alone."""
     from harness.report.leaderboard import leaderboard
-    from harness.report.sentences import shown_verdict
     from harness.report.tables import setup_lines
+    from harness.report.verdicts import shown_verdict
 
     runs, problems = runs_of(results, sweep)
     if not runs:

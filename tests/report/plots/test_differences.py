@@ -29,7 +29,7 @@ def test_every_difference_is_drawn_where_the_table_has_it() -> None:
     assert drawn == pytest.approx(wanted) and len(drawn) == 2 * (len(QUICK) - 1)
     names = [text.get_text() for text in ax.get_yticklabels()]
     assert len(names) == len(QUICK) - 1 and names[0].startswith("int8")
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["n=8", "n=16", "undecided"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["n=8", "n=16", "mean undecided"]
 
 
 def test_each_of_five_contexts_has_a_look_of_its_own_and_stays_in_its_row() -> None:
@@ -40,7 +40,7 @@ def test_each_of_five_contexts_has_a_look_of_its_own_and_stays_in_its_row() -> N
     assert figure is not None
     (ax,) = figure.axes
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["n=4", "n=8", "n=16", "n=32", "n=64", "undecided"]  # the control alone has n=128
+    assert names == ["n=4", "n=8", "n=16", "n=32", "n=64", "mean undecided"]  # the control alone has n=128
     looks = [(line.get_color(), line.get_marker()) for line in figure.legends[0].get_lines()[:5]]
     markers = [line for line in ax.lines if len(line.get_xdata()) == 1]
     assert len(set(looks)) == 5 and {(line.get_color(), line.get_marker()) for line in markers} == set(looks)

@@ -32,6 +32,9 @@ def test_a_panel_says_what_its_uncorrected_arm_loses() -> None:
     assert panel_title("int4", [NAIVE], board=board("x"), site="rollout") == "int4\nnaive -0.10: worse"
     assert panel_title("int4", [NAIVE], board=board("worse", seeds=1), site="reference") == "int4\nnaive -0.21: 1 seed"
     assert panel_title("bf16", [CONTROL], board=board("worse"), site="reference") == "bf16"
+    single = {"deployed_verdict": "cannot tell", "deployed_bases": 3, "deployed_bases_lower": 2}
+    rows = {name: row | single for name, row in board("worse").items()}
+    assert panel_title("int4", [NAIVE], board=rows, site="rollout") == "int4\nnaive -0.10: lower on 2/3 bases"
 
 
 def test_runs_that_were_evaluated_at_their_end_alone_have_no_mean_over_training() -> None:
@@ -64,12 +67,12 @@ def test_an_arm_whose_mean_is_open_tells_on_how_many_bases_it_is_lower() -> None
     assert scores_title(arms, rows, "bf16") == "Of 3 arms: 2 equal to bf16, 1 lower on 2 of 6 bases"
     signs = {"bases_below": 12.0, "bases": 12.0, "p_below": 0.01}
     assert scores_title(arms, rows | {"naive int8": rows["naive int8"] | signs}, "bf16") == (
-        "Of 3 arms: 2 equal to bf16, 1 below on 12 of 12 bases, by 0.03 on 2"
+        "Of 3 arms: 2 equal to bf16, 1 below on 12 of 12 bases, by 0.03 and more on 2"
     )
     rows["naive int4"] |= {"verdict": "cannot tell", "bases_lower": 0.0}
     assert scores_title(arms, rows, "bf16") == "Of 3 arms: 1 equal to bf16, 1 lower on 2 of 6 bases; 1 undecided"
     rows["naive int4"] |= {"bases_lower": 1.0}
-    assert scores_title(arms, rows, "bf16") == "Of 3 arms: 1 equal to bf16, 2 lower on some bases"
+    assert scores_title(arms, rows, "bf16") == "Of 3 arms: 1 equal to bf16, 2 lower or below on some bases"
 
 
 def test_a_sweep_whose_control_has_variants_compares_each_with_its_own() -> None:

@@ -37,7 +37,9 @@ def test_of_equal_speed_the_corrected_is_first_and_unknown_speeds_come_last() ->
 def test_a_recipe_by_its_name() -> None:
     found = advise(evidence(), tables()["bf16"], question(gpus=8))
     assert (named(found, "int8").correction, named(found, "int8:TIS").correction) == ("none", "TIS")
-    assert named(found, "int4:IcePop").name == "int4 with IcePop"
+    assert named(found, "int4:IcePop").name == "int4 with IcePop" and named(found, "int4:none") is named(found, "int4")
+    with pytest.raises(ValueError, match=r"^--config int8:IcePop: IcePop did not run in int8; it ran in int4$"):
+        named(found, "int8:IcePop")
     assert named(found, "bf16").is_control
     with pytest.raises(ValueError, match=r"--config int8:tis: unknown; nearest: int8, int8:TIS"):
         named(found, "int8:tis")

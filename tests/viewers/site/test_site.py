@@ -22,6 +22,7 @@ from harness.records.packed import pack
 from harness.records.run_result import RunResult, TaskEvalRecord, read_series, write_result
 from harness.records.sweep_file import Purpose
 from harness.report.leaderboard import leaderboard
+from harness.report.verdicts import shown_verdict
 from harness.viewers.site import STAMP, board, compact, opening, pages, write_site
 from harness.viewers.site.board import number
 from harness.viewers.site.markdown import to_html
@@ -102,7 +103,7 @@ def test_the_page_has_the_leaderboard(results: Path) -> None:
     rows = [dict(zip(sweep["columns"], row, strict=True)) for row in sweep["rows"]]
     assert [row["arm"] for row in rows] == list(board["arm"])
     assert [row["auc"] for row in rows] == [number(v) for v in board["auc"]]
-    assert [row["verdict"] for row in rows] == list(board["verdict"])
+    assert [row["verdict"] for row in rows] == [shown_verdict(row) for row in board.to_dict("records")]
     lost = next(row for row in rows if row["arm"] == "naive int4 n=8")
     assert (lost["seeds"], lost["n"], lost["status"]) == (2, 3, "2 ok, 1 failed")
     assert sweep["figures"] == ["../figures/duel/scores.png"] and len(sweep["problems"]) == 1
