@@ -90,7 +90,7 @@ def short_verdict(prefix: str = "") -> Callable[[Row], str]:
 
 
 def legends(rows: Iterable[Row], below: str, lower: str) -> list[str]:
-    """What is to be said of the words on single bases: `below` and `lower`, each where a row has such a word."""
+    """Legends of the words on single bases: `below` and `lower`, each where a row has such a word."""
     sides = [(row, prefix) for row in rows for prefix in PREFIXES]
     has_below = any(num_below(*side) for side in sides)
     has_lower = any(num_lower(*side) and not num_below(*side) for side in sides)
