@@ -3,8 +3,11 @@
 // work. Without an address the page opens at one comparison, DATA.opening.
 const DATA = window.LOWBIT, $ = (id) => document.getElementById(id), LIMIT = 200, FEW = 24; // rows of the table; comparisons of a group that are shown unasked
 const KEYS = ["sweep", "context", "precision", "verdict", "method", "find"], SORT = "-difference";
-const ROWS = DATA.sweeps.flatMap((sweep) => sweep.rows.map((cells) =>
-  Object.assign(Object.fromEntries(sweep.columns.map((name, i) => [name, cells[i]])), { sweep: sweep.name })));
+const kind = (verdict) => verdict.replace(/\d+ of \d+/, "x of n").replace(/more on \d+/, "more on y"); // counts are no kinds of their own
+const ROWS = DATA.sweeps.flatMap((sweep) => sweep.rows.map((cells) => {
+  const row = Object.fromEntries(sweep.columns.map((name, i) => [name, cells[i]]));
+  return { ...row, sweep: sweep.name, kind: kind(row.verdict) };
+}));
 const text = (tag, words, attributes = {}) => {
   const node = document.createElement(tag);
   node.append(...[words].flat().filter((w) => w !== null && w !== undefined && w !== ""));
@@ -56,7 +59,7 @@ function fill(select, values, chosen, all) {
 function chosenRows(s) {
   const methods = (s.method || "").split(",").map((m) => m.trim()).filter(Boolean), words = (s.find || "").toLowerCase().split(/\s+/).filter(Boolean);
   return ROWS.filter((r) => (!s.sweep || r.sweep === s.sweep) && (!s.context || r.context === s.context) && (!s.precision || r.precision === s.precision)
-    && (!s.verdict || r.verdict === s.verdict) && (!methods.length || methods.includes(r.method)) && words.every((w) => `${r.sweep} ${r.arm} ${r.verdict}`.toLowerCase().includes(w)));
+    && (!s.verdict || r.kind === s.verdict) && (!methods.length || methods.includes(r.method)) && words.every((w) => `${r.sweep} ${r.arm} ${r.verdict}`.toLowerCase().includes(w)));
 }
 function sorted(rows, key) {
   const name = key.replace(/^-/, ""), sign = key.startsWith("-") ? -1 : 1;
@@ -73,7 +76,7 @@ function distinct(rows, name, compare = bySize) { return [...new Set(rows.map((r
 function drawBoard(s) {
   const inSweep = ROWS.filter((r) => !s.sweep || r.sweep === s.sweep);
   fill($("f-sweep"), DATA.sweeps.map((x) => x.name), s.sweep, "all sweeps"); fill($("f-context"), distinct(inSweep, "context"), s.context, "all");
-  fill($("f-precision"), distinct(inSweep, "precision", (a, b) => rank(a) - rank(b)), s.precision, "all"); fill($("f-verdict"), distinct(inSweep, "verdict"), s.verdict, "all");
+  fill($("f-precision"), distinct(inSweep, "precision", (a, b) => rank(a) - rank(b)), s.precision, "all"); fill($("f-verdict"), distinct(inSweep, "kind"), s.verdict, "all");
   $("methods").replaceChildren(...distinct(inSweep, "method").map((m) => text("option", [], { value: m })));
   for (const key of ["method", "find"]) if (document.activeElement !== $("f-" + key)) $("f-" + key).value = s[key] || "";
   const key = s.sort || SORT, all = sorted(chosenRows(s), key), firm = all.filter((r) => !r.is_preliminary), rows = s.few || !firm.length ? all : firm, shown = s.all ? rows : rows.slice(0, LIMIT);

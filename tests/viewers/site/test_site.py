@@ -348,6 +348,8 @@ def test_arms_that_collapse_come_last(tmp_path: Path) -> None:
     assert list(board) == ["bf16 bf16", "naive int8", "naive int4"]
     assert board["naive int4"][1].startswith("+") and board["naive int4"][2].startswith("collapses")
     assert [row[0] for row in cells(dom(tmp_path, "#sweep=duel&sort=auc"))][-1] != "naive int4"
+    shown = dom(tmp_path, "#sweep=duel&verdict=collapses+in+x+of+n")
+    assert [row[0] for row in cells(shown)] == ["naive int4"] and "collapses in 1 of 3" in shown
 
 
 def test_a_row_whose_mean_is_open_says_on_which_bases_it_loses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
