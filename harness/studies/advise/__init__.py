@@ -15,5 +15,5 @@
 
 Speed and accuracy are answered apart. What the asked model would lose is not known, and no number stands for it: k3
 times length, which orders the losses of models that sort digits, does not order those on word problems. Left out:
-corrections other than TIS, and than IcePop where it ran.
+corrections other than TIS, and IcePop in formats in which it did not run.
 """
