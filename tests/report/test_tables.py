@@ -324,6 +324,8 @@ def test_an_arm_below_on_every_base_is_told_where_two_large_losses_leave_the_mea
         "INT8 is below its control on 12 of 12 bases (it loses 0.09 to 0.21 on 2 of 12 bases) and its mean loss is "
         "undecided."
     ]
+    signs_alone = board.assign(bases_lower=0)
+    assert three_sentences(signs_alone)[0].endswith("is shown to lose accuracy on average over bases.")
     text, page = render_terminal(board), markdown(board_of(results), "below")
     assert "below on 12/12" in text and BELOW_ON in text and LOWER_ON not in text
     assert "| below on 12 of 12 bases, by 0.03 and more on 2, the mean open (+" in page
