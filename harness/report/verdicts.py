@@ -27,7 +27,7 @@ LOWER = (
     f"Lower on x of n bases, the mean open: on x single bases a loss of {stats.DELTA:g} and more is shown, so the arm "
     "does not keep the accuracy on every base. What it loses on average over bases cannot be told."
 )
-BELOW_ON = "below on x/n: the mean is open, but on so many bases it is below its control (sign test at 5 %, all arms)."
+BELOW_ON = "below on x/n: the mean is open, but on so many bases it is below its control (sign test, 5 %)."
 LOWER_ON = f"lower on x/n bases: the mean is open, but on so many single ones it is lower by {stats.DELTA:g} and more."
 
 

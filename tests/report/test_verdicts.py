@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness.report.tables import LEGEND, WIDTH
+from harness.report.tables import LEGEND, NO_CONTROL, WIDTH
 from harness.report.verdicts import (
+    BELOW_ON,
+    LOWER_ON,
     PREFIXES,
     VERDICT_WIDTH,
     legends,
@@ -39,7 +41,7 @@ def row(prefix: str = "", **values: Any) -> dict[str, Any]:
 def test_the_seeds_that_are_missing_stand_beside_the_verdict(further: float | None, said: str) -> None:
     row = {"verdict": "cannot tell", "further_seeds": further, "collapse_high": 0.3}
     assert verdict_words(row) == short_verdict()(row) == said
-    assert len(said) <= VERDICT_WIDTH and max(map(len, LEGEND)) <= WIDTH
+    assert len(said) <= VERDICT_WIDTH and max(map(len, (*LEGEND, BELOW_ON, LOWER_ON, NO_CONTROL))) <= WIDTH
 
 
 @pytest.mark.parametrize(
