@@ -221,7 +221,7 @@ def render_terminal(board: pd.DataFrame, baseline: str = BASELINES[-1]) -> str:
             lines.append(" ".join([name.ljust(width), *cells]).rstrip())
     rows = board.to_dict("records")
     told = legends(rows, BELOW_ON, LOWER_ON)
-    told += [NO_CONTROL] * any(row[f"{prefix}verdict"] == "no control" for row in rows for prefix in PREFIXES)
+    told += [NO_CONTROL] * any(row[f"{prefix}verdict"] == "no control" for row in rows for prefix in PREFIXES.values())
     lines += ["", _control_line(board), *LEGEND, *told, *_marks(board), ""]
     lines += [part for said in three_sentences(board, baseline) for part in wrap(said, WIDTH)]
     return "\n".join(lines).strip("\n")

@@ -13,7 +13,8 @@ from typing import Any
 from harness.records import stats
 
 Row = Mapping[str, Any]
-PREFIXES = ("", "deployed_")
+PREFIXES = {"reference": "", "rollout": "deployed_"}
+"""Site of an evaluation -> prefix of the leaderboard's columns."""
 SIGN_LEVEL = 0.05
 """Level of the sign test over bases, times the arms of a context."""
 VERDICT_WIDTH = 19
@@ -91,7 +92,7 @@ def short_verdict(prefix: str = "") -> Callable[[Row], str]:
 
 def legends(rows: Iterable[Row], below: str, lower: str) -> list[str]:
     """Legends of the words on single bases: `below` and `lower`, each where a row has such a word."""
-    sides = [(row, prefix) for row in rows for prefix in PREFIXES]
+    sides = [(row, prefix) for row in rows for prefix in PREFIXES.values()]
     has_below = any(num_below(*side) for side in sides)
     has_lower = any(num_lower(*side) and not num_below(*side) for side in sides)
     return [below] * has_below + [lower] * has_lower

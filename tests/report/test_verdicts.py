@@ -29,7 +29,7 @@ def row(prefix: str = "", **values: Any) -> dict[str, Any]:
         "verdict": "cannot tell", "further_seeds": 7.0, "collapse_high": 0.3, "bases": 9, "bases_lower": 0,
         "bases_below": 5, "p_below": 1.0,
     }  # fmt: skip
-    sides = dict.fromkeys(PREFIXES, plain) | {prefix: plain | values}
+    sides = dict.fromkeys(PREFIXES.values(), plain) | {prefix: plain | values}
     return {f"{side}{name}": value for side, own in sides.items() for name, value in own.items()}
 
 

@@ -12,16 +12,14 @@ from harness.records.arms import Arm
 from harness.records.stats import COLLAPSES, MIN_SEEDS
 from harness.records.sweep_file import BASELINES
 from harness.report.plots.bands import Band
-from harness.report.verdicts import loss_on_bases
+from harness.report.verdicts import PREFIXES, loss_on_bases
 
 BASELINE = BASELINES[-1]
-ENDPOINTS = {"reference": "", "rollout": "deployed_"}
-"""Site of an evaluation -> prefix of the leaderboard's columns."""
 
 
 def panel_title(precision: str, arms: Iterable[Arm], *, board: Mapping[str, Any], site: str) -> str:
     """A panel's precision, and below it what the uncorrected arm loses; the precision alone where none was compared."""
-    prefix = ENDPOINTS[site]
+    prefix = PREFIXES[site]
     difference = f"{prefix}difference"
     for arm in arms:
         row = board.get(arm.label)

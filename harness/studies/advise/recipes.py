@@ -84,9 +84,9 @@ def named(advice: Advice, words: str) -> Recipe:
     every = {f"{r.precision}:{r.correction}".removesuffix(f":{NONE}"): r for r in advice.recipes}
     precision, _, correction = words.partition(":")
     name = words.removesuffix(f":{NONE}")
-    if name not in every and precision in every and correction in METHODS_OF:
+    if name in every:
+        return every[name]
+    if precision in every and correction in METHODS_OF:
         ran = ", ".join(r.precision for r in advice.recipes if r.correction == correction)
         raise ValueError(f"--config {words}: {correction} did not run in {precision}; it ran in {ran}")
-    if name not in every:
-        raise ValueError(f"--config {words}: unknown; {nearest(words, every)}")
-    return every[name]
+    raise ValueError(f"--config {words}: unknown; {nearest(words, every)}")
